@@ -1,0 +1,28 @@
+"""Flashback: continual learning in PyTorch, built around Flashback Learning."""
+
+from flashback.benchmarks import Benchmark, load_benchmark
+from flashback.config import RunConfig
+from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS, Host
+from flashback.plugin import Flashback
+from flashback.recipes import configure
+from flashback.training import Trainer, TrainingResult, build_host, evaluate, run, train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "HOSTS",
+    "Benchmark",
+    "Flashback",
+    "FlashbackError",
+    "Host",
+    "RunConfig",
+    "Trainer",
+    "TrainingResult",
+    "build_host",
+    "configure",
+    "evaluate",
+    "load_benchmark",
+    "run",
+    "train",
+]

@@ -1,0 +1,198 @@
+"""AutoAugment's CIFAR-10 policy (Cubuk et al. 2019, appendix table) on whole batches.
+
+Every operation belongs to one of three families: a warp (one affine map), a lookup (a table of 256 values per channel)
+or a blend (a mix with a simpler image). Each image gets its own parameters in each family, the identity where its
+operation is of another family, so two fixed-shape passes through the families apply a sub-policy to the whole batch.
+Warps take the nearest pixel and fill with grey 128.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from flashback.batches.augment import blend, grey, per_image
+
+FILL = 128
+LEVELS = 9  # a policy's magnitude is a level from 0 to 9 of the operation's range
+
+# Operation: its magnitude at level 0 and at level 9, and whether its sign is drawn; None where it has no magnitude.
+# Translations are shares of the image's side (150 of 331 pixels in the paper), the factors of blends are 1 + magnitude.
+RANGES: dict[str, tuple[float, float, bool] | None] = {
+    "ShearX": (0, 0.3, True),
+    "ShearY": (0, 0.3, True),
+    "TranslateX": (0, 150 / 331, True),
+    "TranslateY": (0, 150 / 331, True),
+    "Rotate": (0, 30, True),
+    "AutoContrast": None,
+    "Invert": None,
+    "Equalize": None,
+    "Solarize": (256, 0, False),
+    "Posterize": (8, 4, False),
+    "Color": (0, 0.9, True),
+    "Contrast": (0, 0.9, True),
+    "Brightness": (0, 0.9, True),
+    "Sharpness": (0, 0.9, True),
+}
+OPERATIONS = {name: index for index, name in enumerate(RANGES)}
+IDENTITY = len(OPERATIONS)
+
+# Two steps of (operation, probability, level) each.
+CIFAR10_POLICY: tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...] = (
+    (("Invert", 0.1, 7), ("Contrast", 0.2, 6)),
+    (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
+    (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
+    (("ShearY", 0.5, 8), ("TranslateY", 0.7, 9)),
+    (("AutoContrast", 0.5, 8), ("Equalize", 0.9, 2)),
+    (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
+    (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
+    (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
+    (("Equalize", 0.6, 5), ("Equalize", 0.5, 1)),
+    (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
+    (("Color", 0.7, 7), ("TranslateX", 0.5, 8)),
+    (("Equalize", 0.3, 7), ("AutoContrast", 0.4, 8)),
+    (("TranslateY", 0.4, 3), ("Sharpness", 0.2, 6)),
+    (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
+    (("Solarize", 0.5, 2), ("Invert", 0.0, 3)),
+    (("Equalize", 0.2, 0), ("AutoContrast", 0.6, 0)),
+    (("Equalize", 0.2, 8), ("Equalize", 0.6, 4)),
+    (("Color", 0.9, 9), ("Equalize", 0.6, 6)),
+    (("AutoContrast", 0.8, 4), ("Solarize", 0.2, 8)),
+    (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
+    (("Solarize", 0.4, 5), ("AutoContrast", 0.9, 3)),
+    (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9)),
+    (("AutoContrast", 0.9, 2), ("Solarize", 0.8, 3)),
+    (("Equalize", 0.8, 8), ("Invert", 0.1, 3)),
+    (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, 1)),
+)
+
+
+def magnitude(operation: str, level: int) -> float:
+    """The value of a level; posterising keeps a whole number of bits."""
+    bounds = RANGES[operation]
+    if bounds is None:
+        return 0.0
+    low, high, _ = bounds
+    value = low + (high - low) * level / LEVELS
+    return float(round(value)) if operation == "Posterize" else value
+
+
+@lru_cache(maxsize=8)
+def _policy_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Operations, probabilities, magnitudes and drawn signs of the policy, [25, 2] each, made once per device."""
+    steps = [step for sub_policy in CIFAR10_POLICY for step in sub_policy]
+    signed = [bounds is not None and bounds[2] for bounds in (RANGES[name] for name, _, _ in steps)]
+    with torch.inference_mode(False):
+        columns = (
+            torch.tensor([OPERATIONS[name] for name, _, _ in steps], device=device),
+            torch.tensor([probability for _, probability, _ in steps], device=device),
+            torch.tensor([magnitude(name, level) for name, _, level in steps], device=device),
+            torch.tensor(signed, device=device),
+        )
+        operations, probabilities, magnitudes, signs = (column.view(-1, 2) for column in columns)
+    return operations, probabilities, magnitudes, signs
+
+
+def draw_steps(count: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Each image's two operations (the identity where chance says no) and their signed magnitudes, both [B, 2]."""
+    device = generator.device
+    operations, probabilities, magnitudes, signed = _policy_tables(device)
+    rows = torch.randint(0, len(CIFAR10_POLICY), (count,), generator=generator, device=device)
+    acts = torch.rand((count, 2), generator=generator, device=device) < probabilities[rows]
+    negative = torch.rand((count, 2), generator=generator, device=device) < 0.5
+    amounts = torch.where(negative & signed[rows], -magnitudes[rows], magnitudes[rows])
+    return torch.where(acts, operations[rows], IDENTITY), amounts
+
+
+def warp(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
+    """Shears from the corner, translations, and rotations around the centre."""
+
+    def only(name: str) -> Tensor:
+        return torch.where(operation == OPERATIONS[name], amount, 0).view(-1, 1, 1)
+
+    height, width = x.shape[-2:]
+    angle = only("Rotate") * (math.pi / 180)
+    cos, sin = angle.cos(), angle.sin()
+    columns = torch.arange(width, device=x.device).view(1, 1, -1) + 0.5 - width / 2
+    rows = torch.arange(height, device=x.device).view(1, -1, 1) + 0.5 - height / 2
+    # Where each output pixel comes from: rotated around the centre, then sheared and moved from the corner.
+    source_x = cos * columns - sin * rows + width / 2 + only("ShearX") * (rows + height / 2)
+    source_y = sin * columns + cos * rows + height / 2 + only("ShearY") * (columns + width / 2)
+    source_x = (source_x + only("TranslateX") * width).floor().long()
+    source_y = (source_y + only("TranslateY") * height).floor().long()
+    inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
+    index = source_y.clamp(0, height - 1) * width + source_x.clamp(0, width - 1)
+    moved = x.flatten(2).gather(2, index.flatten(1)[:, None].expand(-1, x.shape[1], -1)).view_as(x)
+    return torch.where(inside[:, None], moved, FILL)
+
+
+def lookup(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
+    """AutoContrast, Equalize, Invert, Solarize, Posterize: a new value for each of the 256, per image and channel."""
+    values = torch.arange(256, device=x.device).expand(*x.shape[:2], -1)
+    pixels = x.flatten(2).sort(2).values
+    low, high = pixels[:, :, :1].long(), pixels[:, :, -1:].long()
+    stretched = (255 * (values - low)).div((high - low).clamp(min=1), rounding_mode="floor")
+
+    # Pillow's histogram equalisation: pixels below a value, in units of 1/255 of those below the largest one.
+    below = torch.searchsorted(pixels, values.to(x.dtype).contiguous())
+    unit = below.gather(2, high).div(255, rounding_mode="floor")
+    equalised = (below + unit.div(2, rounding_mode="floor")).div(unit.clamp(min=1), rounding_mode="floor")
+
+    amount = amount.view(-1, 1, 1)
+    dropped_bits = (8 - amount).clamp(0, 8).long()
+    tables = {
+        "AutoContrast": torch.where(high > low, stretched, values),
+        "Equalize": torch.where(unit > 0, equalised, values),
+        "Invert": 255 - values,
+        "Solarize": torch.where(values < amount, values, 255 - values),
+        "Posterize": (values >> dropped_bits) << dropped_bits,
+    }
+    table = values
+    for name, candidate in tables.items():
+        table = torch.where((operation == OPERATIONS[name]).view(-1, 1, 1), candidate, table)
+    return table.clamp(0, 255).gather(2, x.flatten(2).long()).view_as(x).to(x.dtype)
+
+
+def smooth(x: Tensor) -> Tensor:
+    """A 3x3 mean in which the middle counts five times; the border stays."""
+    whole = x.float()
+    sums = F.avg_pool2d(whole, 3, stride=1, divisor_override=1) + 4 * whole[..., 1:-1, 1:-1]
+    result = whole.clone()
+    result[..., 1:-1, 1:-1] = (sums / 13 + 0.5).floor()
+    return result
+
+
+def enhance(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
+    """Color, Contrast, Brightness and Sharpness: away from grey, mean grey, black and smoothed images."""
+    light = (grey(x) + 0.5).floor()
+    bases = {
+        "Color": light,
+        "Contrast": (light.mean((2, 3), keepdim=True) + 0.5).floor(),
+        "Brightness": torch.zeros_like(light),
+        "Sharpness": smooth(x),
+    }
+    base, factor = x.float(), torch.ones_like(amount)
+    for name, candidate in bases.items():
+        chosen = operation == OPERATIONS[name]
+        base = torch.where(per_image(chosen), candidate, base)
+        factor = torch.where(chosen, 1 + amount, factor)
+    return blend(x, base, per_image(factor))
+
+
+def apply_operation(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
+    """One operation for each image of a uint8 batch."""
+    for family in (warp, lookup, enhance):
+        x = family(x, operation, amount)
+    return x
+
+
+def auto_augment_cifar(x: Tensor, generator: Generator) -> Tensor:
+    """A random sub-policy of the CIFAR-10 policy for each image of a uint8 batch."""
+    operations, amounts = draw_steps(len(x), generator)
+    for operation, amount in zip(operations.unbind(1), amounts.unbind(1), strict=True):
+        x = apply_operation(x, operation, amount)
+    return x

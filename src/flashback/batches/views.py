@@ -1,0 +1,78 @@
+"""Views of raw images: what a network sees of them, normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Generator, Tensor
+
+from flashback.batches import augment
+from flashback.batches.autoaugment import auto_augment_cifar
+from flashback.errors import FlashbackError, unknown
+
+CUTOUT_SIZE = 16
+RATIO = (3 / 4, 4 / 3)
+Step = Callable[["Views", Tensor, Generator], Tensor]
+
+# The steps a recipe may name, in the order in which they act.
+STEPS: dict[str, Step] = {
+    "rrcrop": lambda views, x, generator: augment.random_resized_crop(x, views.side(x), (0.08, 1.0), RATIO, generator),
+    "crop": lambda views, x, generator: augment.random_crop(x, views.padding, generator),
+    "flip": lambda _, x, generator: augment.random_flip(x, generator),
+    "jitter": lambda _, x, generator: augment.brightness_jitter(x, generator),
+    "autoaugment": lambda _, x, generator: auto_augment_cifar(x, generator),
+    "cutout": lambda _, x, generator: augment.cutout(x, CUTOUT_SIZE, generator),
+}
+
+
+def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Images in uint8, or in float [0, 1], as float32 with the data set's mean and deviation taken out."""
+    if not x.shape[1] == len(mean) == len(std):
+        raise FlashbackError(
+            f"images with {x.shape[1]} channels need as many means and deviations, not {len(mean)} and {len(std)}"
+        )
+    shift, scale = (augment.constant(tuple(values), x.device).view(1, -1, 1, 1) for values in (mean, std))
+    return (augment.as_unit(x) - shift) / scale
+
+
+@dataclass(frozen=True)
+class Views:
+    """The training and test views of a data set's raw images, uint8 [B, C, H, W]."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    recipe: tuple[str, ...] = ("crop", "flip")
+    padding: int = 4
+    size: int | None = None  # the side of the square a network sees, if not that of the stored images
+
+    def __post_init__(self) -> None:
+        for name in self.recipe:
+            if name not in STEPS:
+                raise unknown("augmentation", name, STEPS)
+
+    def side(self, x: Tensor) -> int:
+        return self.size or x.shape[-1]
+
+    def plain(self, raw: Tensor) -> Tensor:
+        """The test view: the centre, unchanged."""
+        return normalise(self._centre(raw), self.mean, self.std)
+
+    def weak(self, raw: Tensor, generator: Generator) -> Tensor:
+        """The training view: the recipe's steps, whatever the order in which it names them."""
+        x = raw if "rrcrop" in self.recipe else self._centre(raw)
+        for name, step in STEPS.items():
+            if name in self.recipe:
+                x = step(self, x, generator)
+        return normalise(x, self.mean, self.std)
+
+    def strong(self, raw: Tensor, generator: Generator) -> Tensor:
+        """The view for contrastive terms (X-DER's future preparation, SimCLR's changes without blur)."""
+        x = augment.random_flip(augment.as_unit(raw), generator)
+        x = augment.random_resized_crop(x, self.side(raw), (0.2, 1.0), RATIO, generator)
+        x = augment.color_jitter(x, 0.4, 0.4, 0.4, 0.1, generator, p=0.8)
+        x = augment.greyscale(x, 0.2, generator)
+        return normalise(x, self.mean, self.std)
+
+    def _centre(self, raw: Tensor) -> Tensor:
+        return raw if self.size is None else augment.centre_crop(raw, self.size)

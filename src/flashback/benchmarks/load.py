@@ -1,0 +1,126 @@
+"""From a name to a benchmark: find the images, order the classes, split them into tasks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from flashback.benchmarks.arrays import read_npz
+from flashback.benchmarks.folders import read_folder
+from flashback.benchmarks.orders import Order, class_order, task_ranges
+from flashback.benchmarks.pools import Array, Pool, Source
+from flashback.benchmarks.sources import find_source
+from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
+from flashback.benchmarks.tasks import Benchmark, Images, Task
+from flashback.errors import FlashbackError
+
+MEASURED_IMAGES = 2_000  # give the mean and deviation of a dataset without published ones
+
+
+def load_benchmark(
+    name: str,
+    *,
+    data: str | Path | None = None,
+    order: Order | None = None,
+    sizes: Sequence[int] | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+    download: bool = True,
+    tasks: int | None = None,
+) -> Benchmark:
+    """A named benchmark, or a path to an .npz or a folder of images with the `sizes` of its tasks.
+
+    `validation` cuts that fraction of each class's training images (seeded) and tests on them, never on the test set.
+    """
+    spec, source = (BENCHMARKS[name], None) if name in BENCHMARKS else _from_path(name, sizes)
+    dataset = spec.dataset
+    labels = class_order(spec.order if order is None else order, dataset.classes)
+    ranges = _first(tasks, task_ranges(spec.sizes if sizes is None else sizes, dataset.classes))
+    source = source or find_source(dataset, data, download)
+    names = [(dataset.class_names or source.class_names)[label] for label in labels]
+    made = tuple(_tasks(*_split(source, validation, seed), labels, ranges, names))
+    mean, std = (dataset.mean, dataset.std) if dataset.mean else _measure(made[0].train.x)
+    return Benchmark(spec.name, dataset.name, labels, made, mean, std, tuple(names), source.checksum)
+
+
+def _from_path(name: str, sizes: Sequence[int] | None) -> tuple[Spec, Source]:
+    """A benchmark of the user's own files; what is published for named ones is read off the images."""
+    path = Path(name).expanduser()
+    if not path.exists() and path.suffix != ".npz" and os.sep not in name:
+        BENCHMARKS[name]  # raises the error that suggests the nearest name
+    if sizes is None:
+        raise FlashbackError(f"{path} says nothing about tasks; give sizes, such as [2, 2, 2] for 6 classes in 3 tasks")
+    read = read_npz if path.suffix == ".npz" or path.is_file() else read_folder
+    source = read(path)
+    dataset = Dataset(path.stem, len(source.class_names), source.image, (), (), (str(path),), read)
+    return Spec(path.stem, dataset, tuple(sizes)), source
+
+
+def _first(count: int | None, ranges: list[range]) -> list[range]:
+    if count is not None and not 1 <= count <= len(ranges):
+        raise FlashbackError(
+            f"the benchmark has {len(ranges)} tasks, not {count}; give a number from 1 to {len(ranges)}"
+        )
+    return ranges[:count]
+
+
+Part = tuple[Pool, Array]  # a pool and the rows of it that may be used
+
+
+def _split(source: Source, validation: float, seed: int) -> tuple[Part, Part]:
+    """The images to train on and those to test on."""
+    if not 0 <= validation < 1 or seed < 0:
+        raise FlashbackError(
+            f"validation is {validation} and seed {seed}; give a fraction from 0 to below 1, a seed from 0"
+        )
+    everything = np.arange(len(source.train.labels))
+    if validation == 0:
+        return (source.train, everything), (source.test, np.arange(len(source.test.labels)))
+    held_out = _held_out(source.train.labels, validation, seed)
+    return (source.train, everything[~held_out]), (source.train, everything[held_out])
+
+
+def _held_out(labels: Array, fraction: float, seed: int) -> Array:
+    """A mask with the same fraction of every class; a class's draw depends on its label alone, not on the order."""
+    mask = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        count = max(1, round(fraction * len(rows)))
+        if count == len(rows):
+            raise FlashbackError(
+                f"class {label} has {len(rows)} training images, too few to hold out {fraction:g} of them"
+            )
+        mask[np.random.default_rng([seed, int(label)]).permutation(rows)[:count]] = True
+    return mask
+
+
+def _tasks(train: Part, test: Part, order: Sequence[int], ranges: list[range], names: Sequence[str]) -> Iterator[Task]:
+    position = np.argsort(np.array(order))  # label -> position in the order
+    for index, classes in enumerate(ranges):
+        train_rows, test_rows = (_rows_of(part, order[classes.start : classes.stop]) for part in (train, test))
+        if absent := sorted(set(classes) - set(position[train[0].labels[train_rows]].tolist())):
+            raise FlashbackError(f"task {index + 1} has no training images of class '{names[absent[0]]}'; add some")
+        if len(test_rows) == 0:
+            raise FlashbackError(f"task {index + 1} has no test images; add some or give other sizes")
+        yield Task(index, classes, _images(train[0], train_rows, position), _images(test[0], test_rows, position))
+
+
+def _rows_of(part: Part, labels: Sequence[int]) -> Array:
+    pool, rows = part
+    inside: Array = rows[np.isin(pool.labels[rows], labels)]
+    return inside
+
+
+def _images(pool: Pool, rows: Array, position: Array) -> Images:
+    return Images(pool.take(rows), torch.from_numpy(position[pool.labels[rows]]))
+
+
+def _measure(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel, from the first task alone: later ones are unknown when learning starts."""
+    sample = x[:: -(-len(x) // MEASURED_IMAGES)].double() / 255
+    mean, std = sample.mean((0, 2, 3)), sample.std((0, 2, 3), correction=0).clamp(min=1 / 255)
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -1,0 +1,84 @@
+"""What a benchmark is: tasks whose classes arrive one group after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+PADDED_UP_TO = 64  # images of at most this side are augmented by a padded crop at their own size
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Labelled images on the CPU; `x` may share memory with a file, so it is read and never written."""
+
+    x: torch.Tensor  # uint8 [n, C, H, W]
+    y: torch.Tensor  # int64 [n], positions in the class order
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One group of new classes. Labels are positions in the class order, so a task's classes are contiguous columns."""
+
+    index: int
+    classes: range
+    train: Images
+    test: Images
+
+    @property
+    def before(self) -> range:
+        """The classes of all earlier tasks."""
+        return range(self.classes.start)
+
+    @property
+    def seen(self) -> range:
+        """The classes of all tasks up to and including this one."""
+        return range(self.classes.stop)
+
+    @property
+    def old(self) -> slice:
+        """The columns of the classes of earlier tasks."""
+        return slice(0, self.classes.start)
+
+    @property
+    def new(self) -> slice:
+        """The columns of this task's own classes."""
+        return slice(self.classes.start, self.classes.stop)
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmark:
+    """A dataset, a class order and the tasks they make."""
+
+    name: str
+    dataset: str
+    order: tuple[int, ...]  # original labels in learning order, of the whole dataset
+    tasks: tuple[Task, ...]
+    mean: tuple[float, ...]  # per channel, for images scaled to [0, 1]
+    std: tuple[float, ...]
+    class_names: tuple[str, ...]  # in learning order
+    checksum: str  # sha256 of the data as read
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.tasks[0].train.x.shape[1:]
+        return channels, height, width
+
+    @property
+    def classes(self) -> int:
+        """How many classes are seen after the last task."""
+        return self.tasks[-1].classes.stop
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many classes each task brings."""
+        return [len(task.classes) for task in self.tasks]
+
+    @property
+    def crop_padding(self) -> int:
+        """The zero padding of the random crop; 0 for large images, which are not cropped at their own size."""
+        return 4 if max(self.image_shape[1:]) <= PADDED_UP_TO else 0

@@ -1,0 +1,243 @@
+"""The typed configuration of a run. Frozen dataclasses: one source for YAML, command line and Python.
+
+Unknown keys and wrong types are errors with one sentence. The resolved configuration, written as YAML, starts the same
+run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import yaml
+
+from flashback.errors import FlashbackError, unknown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    name: str = "split-fashion-mini"  # a registered name, or the path of an .npz or of a folder of images
+    order: str | int | tuple[int, ...] | None = None  # identity, a seed, 1993 or a list; None: the benchmark's own
+    sizes: tuple[int, ...] | None = None  # classes per task; None: the benchmark's own
+    tasks: int | None = None  # train on the first so many tasks only
+    validation: float = 0.0  # share of the training images that replaces the test images (for tuning)
+
+    def check(self) -> None:
+        within(0.0 <= self.validation < 1.0, f"benchmark.validation is a share in [0, 1), not {self.validation}")
+        within(self.tasks is None or self.tasks >= 1, f"benchmark.tasks is at least 1, not {self.tasks}")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    epochs: int = 10  # E, the epochs of a host's main stage
+    first_epochs: int | None = None  # epochs of the first task; None: the same E
+    batch_size: int = 32
+    lr: float = 0.03
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    schedule: Literal["none", "step", "cosine"] = "step"
+    first_schedule: Literal["none", "step", "cosine"] | None = None  # of the first task; None: the same
+    milestones: tuple[float, ...] = (0.7, 0.9)  # shares of a stage's epochs at which "step" lowers the rate
+    gamma: float = 0.1  # factor of each drop
+    views: tuple[str, ...] = ("crop", "flip")  # augmentation of the training images, in order
+    image_size: int | None = None  # side of the training view, where it differs from the stored images
+    evaluation_batch: int = 500
+    precision: Literal["fp32", "tf32", "bf16"] | None = None  # None: bf16 on CUDA, fp32 on the CPU
+
+    def check(self) -> None:
+        for name in ("epochs", "batch_size", "evaluation_batch"):
+            within(getattr(self, name) >= 1, f"training.{name} is at least 1, not {getattr(self, name)}")
+        within(self.first_epochs is None or self.first_epochs >= 1, "training.first_epochs is at least 1")
+        within(self.lr > 0, f"training.lr is above 0, not {self.lr}")
+        within(0 <= self.momentum < 1, f"training.momentum lies in [0, 1), not {self.momentum}")
+        within(self.weight_decay >= 0, f"training.weight_decay is not negative, not {self.weight_decay}")
+        within(not self.nesterov or self.momentum > 0, "training.nesterov needs training.momentum above 0")
+        within(all(0 < m <= 1 for m in self.milestones), "training.milestones are shares of the epochs in (0, 1]")
+
+
+@dataclass(frozen=True)
+class FlashbackConfig:
+    enabled: bool = False
+    epochs: int = 2  # E1, the epochs of phase 1
+    second_epochs: int | None = None  # E2, the epochs of phase 2; None: E - E1, the paper's equal budget
+    alpha: float = 0.01  # alpha_p, the weight of the plasticity loss (Eq. 19)
+    support: Literal["host", "all", "memory"] = "host"  # where the plasticity distance acts
+    phase1_stability: float = 1.0  # weight of the host's stability loss in phase 1 (Eq. 14: 1; prose of the paper: 0)
+    phase1_schedule: Literal["none", "host"] = "none"
+    start: float = 0.0  # where phase 2 starts: 0 the stable state (the paper), 1 the primary weights, or between
+    alpha_schedule: Literal["constant", "rising", "falling"] = "constant"  # how alpha_p moves over phase 2
+
+    def check(self) -> None:
+        within(self.epochs >= 0, f"flashback.epochs (E1) is not negative, not {self.epochs}")
+        within(self.second_epochs is None or self.second_epochs >= 1, "flashback.second_epochs (E2) is at least 1")
+        within(self.alpha >= 0, f"flashback.alpha (alpha_p) is not negative, not {self.alpha}")
+        within(self.phase1_stability >= 0, "flashback.phase1_stability is not negative")
+        within(0 <= self.start <= 1, f"flashback.start lies in [0, 1], not {self.start}")
+
+    def split(self, epochs: int) -> tuple[int, int]:
+        """E1 and E2 for a main stage of so many epochs."""
+        if self.second_epochs is not None:
+            return self.epochs, self.second_epochs
+        if self.epochs >= epochs:
+            raise FlashbackError(
+                f"flashback.epochs (E1 = {self.epochs}) leaves nothing for phase 2 of the {epochs} epochs of the host; "
+                "lower it, or set flashback.second_epochs"
+            )
+        return self.epochs, epochs - self.epochs
+
+    def equal_budget(self, epochs: int) -> bool:
+        return not self.enabled or sum(self.split(epochs)) == epochs
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What every host has; a host extends it with its own fields."""
+
+    name: str = ""
+    net: str = ""  # a registered backbone; empty: the one that suits the images
+
+    def check(self) -> None:
+        """Raise a FlashbackError for values that cannot work."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    host: HostSettings = field(default_factory=HostSettings)
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    flashback: FlashbackConfig = field(default_factory=FlashbackConfig)
+    seed: int = 0
+    recipe: str = "controlled"
+    fast: bool = False  # give up determinism for speed on a GPU
+    capture: bool = True  # on CUDA, capture the training step in a graph
+    compile: bool = False  # on CUDA, compile the backbones inside the captured step
+
+    def check(self) -> None:
+        for section in (self.host, self.benchmark, self.training, self.flashback):
+            section.check()
+        if self.flashback.enabled:
+            self.flashback.split(self.training.epochs)
+
+
+def within(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise FlashbackError(sentence)
+
+
+# ---------------------------------------------------------------- mappings to dataclasses and back
+
+
+def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
+    """Make a dataclass from a mapping. Unknown keys and wrong types are errors that name the dotted path."""
+    if not isinstance(values, Mapping):
+        raise FlashbackError(f"{path.rstrip('.') or 'the configuration'} is a mapping of keys, not {values!r}")
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise unknown("key", f"{path}{key}", (f"{path}{name}" for name in known))
+    return cls(**{key: _convert(hints[key], value, f"{path}{key}") for key, value in values.items()})
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return value if isinstance(value, hint) else build(hint, value, f"{path}.")
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(arguments, value, path)
+    if origin is Literal:
+        return _convert_choice(arguments, value, path)
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise FlashbackError(f"{path} is a list, not {value!r}")
+        return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    return _convert_plain(hint, value, path)
+
+
+def _convert_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    failure: FlashbackError | None = None
+    # The exact type first: "1993" as a string must not become a number, nor 3 a string.
+    for option in sorted((o for o in options if o is not type(None)), key=lambda o: not _is_exactly(o, value)):
+        try:
+            return _convert(option, value, path)
+        except FlashbackError as error:
+            failure = failure or error
+    raise failure or FlashbackError(f"{path} cannot be {value!r}")
+
+
+def _is_exactly(option: Any, value: Any) -> bool:
+    kind = get_origin(option) or option
+    return isinstance(value, Sequence) and not isinstance(value, str) if kind is tuple else type(value) is kind
+
+
+def _convert_choice(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    # YAML reads a bare `none` as a string but `null`, and `~` as None; both may mean the choice "none".
+    value = "none" if value is None and "none" in choices else value
+    if value not in choices:
+        raise FlashbackError(f"{path} is one of {', '.join(map(str, choices))}, not {value!r}")
+    return value
+
+
+def _convert_plain(hint: Any, value: Any, path: str) -> Any:
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+        try:
+            value = float(value)  # YAML reads 1e-3 as a string
+        except ValueError:
+            raise FlashbackError(f"{path} is a number, not {value!r}") from None
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise FlashbackError(f"{path} is a finite number, not {value!r}")
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(hint, hint)
+        raise FlashbackError(f"{path} is {kind}, not {value!r}")
+    return value
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A plain mapping (tuples as lists) that `build` turns into the same dataclass again."""
+    return {key: _plain(value) for key, value in dataclasses.asdict(config).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def read_yaml(text: str, source: str) -> Any:
+    """Parse YAML without tags that could run code."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = f" in line {line + 1}" if line is not None else ""
+        raise FlashbackError(f"{source} is not valid YAML{where}") from None
+
+
+def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value at a dotted path of nested mappings."""
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise FlashbackError(f"unknown key '{key}'; '{parent}' holds a value, not further keys")
+    values[leaf] = value
+
+
+def parse_assignment(assignment: str) -> tuple[str, Any]:
+    """Split 'training.lr=0.1' into its key and its value, read as YAML."""
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise FlashbackError(f"'{assignment}' is not of the form key=value, e.g. training.lr=0.1")
+    return key.strip(), read_yaml(text, f"the value of {key.strip()}")

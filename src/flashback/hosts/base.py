@@ -1,0 +1,254 @@
+"""Host: a continual-learning method. It says what it trains, what it keeps, and how far the model is from that.
+
+A host never knows whether Flashback is on. It gives stages, named losses, and one distance between the model and a
+knowledge base; it calls that distance with its stable knowledge, Flashback with the plastic one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashback.batches import Batch, Stream, Views
+from flashback.benchmarks import Benchmark, Task
+from flashback.config import HostSettings, RunConfig
+from flashback.errors import FlashbackError
+from flashback.hosts.stages import Optimisation, Stage, Step
+from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
+from flashback.memory import Memory
+from flashback.nets import Net, Output, build_backbone
+from flashback.registry import Registry
+from flashback.seeds import seeded_initialisation
+
+HOSTS: Registry[type[Host]] = Registry("host")
+Classifier = Callable[[Tensor], Tensor]
+
+
+class Host(nn.Module):
+    """Base of all hosts. Everything a host mutates is in its state_dict: parameters, buffers, memory, knowledge."""
+
+    Settings: ClassVar[type[HostSettings]] = HostSettings
+    family: ClassVar[str] = "none"  # distillation, replay, regularisation, dynamic
+    has_knowledge: ClassVar[bool] = True  # a host without knowledge refuses Flashback
+    scores_unseen: ClassVar[bool] = True  # whether classes not met yet have a column (needed for forward transfer)
+
+    def __init__(self, config: RunConfig, benchmark: Benchmark, device: torch.device) -> None:
+        super().__init__()
+        self.config = config
+        self.settings: Any = config.host
+        self.benchmark = benchmark
+        self.device = device
+        self.task: Task = benchmark.tasks[0]
+        self.generator = torch.Generator(device=device)
+        training = config.training
+        self.views = Views(
+            benchmark.mean, benchmark.std, training.views, padding=benchmark.crop_padding, size=training.image_size
+        )
+        self.memory: Memory | None = None
+        self.stable: Knowledge | None = None
+        with seeded_initialisation(config.seed, "net"):
+            self.build()
+        self.to(device)
+
+    # ------------------------------------------------------------ structure
+
+    def build(self) -> None:
+        """Make the networks and the memory a host starts with."""
+        self.net: nn.Module = self.new_net()
+
+    def new_backbone(self) -> nn.Module:
+        name = self.settings.net or ("smallcnn" if self.benchmark.image_shape[1] < 32 else "resnet18")
+        return build_backbone(name, self.benchmark.image_shape)
+
+    def new_net(self) -> Net:
+        """Backbone and a linear head with a column for every class there will ever be."""
+        backbone = self.new_backbone()
+        return Net(backbone, nn.Linear(backbone.width, self.benchmark.classes))
+
+    def check(self) -> None:
+        """Refuse settings that cannot work on this benchmark, before any training."""
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def host(self) -> Host:
+        """The host of a host is itself, so that a bare host and a wrapped one are driven alike."""
+        return self
+
+    def own_state(self) -> dict[str, Tensor]:
+        """State beside the host's own; a plug-in has some."""
+        return {}
+
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        """See own_state."""
+
+    def refresh(self) -> None:
+        """Forget what was derived from tensors that have just been overwritten."""
+        for module in self.modules():
+            if isinstance(module, Memory):
+                module.refresh()
+
+    # ------------------------------------------------------------ a task as stages
+
+    def enter(self, task: Task) -> None:
+        """The task all methods below speak of."""
+        self.task = task
+
+    def stages(self) -> list[Stage]:
+        """The stages of the present task, the same list for the same task whatever happened before."""
+        return [self.main_stage()]
+
+    def main_stage(self, **changes: Any) -> Stage:
+        """The stage Flashback splits in two: E epochs with the settings of the run."""
+        training, first = self.config.training, self.task.index == 0
+        stage = Stage(
+            name="learn",
+            epochs=training.first_epochs if first and training.first_epochs else training.epochs,
+            batch_size=training.batch_size,
+            stream=self.stream,
+            parameters=self.trained_parameters,
+            optimisation=Optimisation.of(training, first),
+            forward=self.forward,
+            losses=self.losses,
+            after_step=self.after_step,
+            allocate=self.allocate,
+            begin=self.begin,
+            end=self.end,
+            variant=self.variant,
+            main=True,
+        )
+        return replace(stage, **changes)
+
+    def allocate(self) -> None:
+        """Structure for the main stage of this task. By default: room for what the model knows before it."""
+        if self.has_knowledge and self.task.index > 0:
+            self.stable = self.blank_knowledge()
+
+    def begin(self) -> None:
+        """Content for the main stage of this task, e.g. imprinting."""
+
+    def end(self) -> None:
+        """After the main stage, e.g. herding, Fisher information."""
+
+    def stream(self) -> Stream:
+        """The images of the main stage: the new task alone."""
+        return Stream.of(self.task.train, self.device)
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
+
+    # ------------------------------------------------------------ a batch
+
+    def forward(self, batch: Batch) -> Step:
+        return Step(batch, self.net(batch.x))
+
+    def losses(self, step: Any) -> Mapping[str, Tensor]:
+        """Named terms whose sum is descended: 'task', 'stability', and whatever else the method has."""
+        raise NotImplementedError
+
+    def after_step(self, step: Any) -> None:
+        """After the optimiser step, without gradients: reservoir insertion, memory edits."""
+
+    def variant(self) -> object:
+        """What besides the batch size decides the shapes of a step; a change means another captured graph."""
+        return None
+
+    # ------------------------------------------------------------ knowledge
+
+    def stability_support(self) -> Support:
+        return Support(columns=self.task.old)
+
+    def plasticity_support(self) -> Support:
+        return Support(columns=slice(0, self.task.seen.stop))
+
+    def blank_knowledge(self) -> Knowledge:
+        """A knowledge base of this host's kind; for a model that is a copy of it."""
+        return ModelKnowledge(self.net)
+
+    def fill_knowledge(self, knowledge: Any) -> None:
+        """Fill it from the present state."""
+        knowledge.fill(self.net)
+
+    def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
+        """The one distance between the model and what a knowledge base holds."""
+        raise NotImplementedError
+
+    def knowledge_bytes(self) -> dict[str, int]:
+        """The size of what is kept from earlier tasks."""
+        return {"stable": sum(part.nbytes() for part in (self.stable, self.memory) if part is not None)}
+
+    # ------------------------------------------------------------ replayed knowledge, for any host with a memory
+
+    def replayed(self, step: Any) -> tuple[Output, Tensor]:
+        """The model's answers on samples of this step that may come from the memory, and their slots."""
+        return step.output, step.batch.slots
+
+    def response(self, output: Output) -> Tensor:
+        """What of an answer is kept for replay: the logits o, or the embeddings z, of Eq. 10."""
+        return output.logits
+
+    def response_width(self) -> int:
+        return self.benchmark.classes
+
+    def blank_for(self, support: Support) -> Knowledge:
+        return self.blank_knowledge() if support.samples == "all" else self._blank_targets()
+
+    def extract(self, knowledge: Knowledge) -> None:
+        """Put into a blank knowledge base what the present model state holds."""
+        if isinstance(knowledge, ReplayedTargets) and self.memory is not None:
+            knowledge.fill(self.memory, lambda raw: self.embed(raw, self.response))
+        else:
+            self.fill_knowledge(knowledge)
+
+    def weighted_distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
+        if support.samples == "all":
+            return support.weight * self.distance(step, knowledge, support)
+        output, slots = self.replayed(step)
+        return support.weight * knowledge.distance(self.response(output), slots, self.memory, support.columns)
+
+    def _blank_targets(self) -> Knowledge:
+        if self.memory is None:
+            raise FlashbackError(
+                f"flashback.support=memory needs a host with a memory, and {self.settings.name} has none; use host or all"
+            )
+        return ReplayedTargets(self.memory, self.response_width())
+
+    # ------------------------------------------------------------ evaluation
+
+    def scores(self, x: Tensor) -> Tensor:
+        """One score per class column for normalised images, in evaluation mode."""
+        logits: Tensor = self.net(x).logits
+        return logits
+
+    def classifiers(self) -> dict[str, Classifier]:
+        """The ways this host can predict by name; the first is the method's own."""
+        return {"linear": self.scores}
+
+    @torch.no_grad()
+    def embed(self, raw: Tensor, part: Callable[[Output], Tensor], net: nn.Module | None = None) -> Tensor:
+        """Features or logits of raw images in evaluation mode, un-augmented, in large batches."""
+        net = self.net if net is None else net
+        training = net.training
+        net.eval()
+        pieces = raw.split(self.config.training.evaluation_batch)
+        result = torch.cat([part(net(self.views.plain(piece.to(self.device)))) for piece in pieces])
+        net.train(training)
+        return result
+
+
+def features_of(output: Output) -> Tensor:
+    return output.features
+
+
+def one_hot(labels: Tensor, columns: slice, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One-hot targets on a range of columns; all zero for labels outside it."""
+    return (labels[:, None] == torch.arange(columns.start or 0, columns.stop, device=labels.device)).to(dtype)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels)

@@ -1,0 +1,87 @@
+"""Hosts that keep exemplars: a few images per class, chosen by herding at the end of a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashback.batches import Stream
+from flashback.config import HostSettings, within
+from flashback.hosts.base import Host, features_of
+from flashback.memory import Memory, equal_quota, herd_classes
+
+
+@dataclass(frozen=True)
+class ExemplarSettings(HostSettings):
+    memory_size: int | None = 2000  # exemplars in all
+    memory_per_class: int | None = None  # or so many for each class, growing with the classes
+    normalise: bool = False  # herd and average unit-length features
+
+    def check(self) -> None:
+        within(
+            self.memory_per_class is None or self.memory_per_class >= 1,
+            f"host.memory_per_class is at least 1, not {self.memory_per_class}",
+        )
+        within(
+            self.memory_per_class is not None or self.memory_size is not None,
+            "set host.memory_size (in all) or host.memory_per_class",
+        )
+
+
+class ExemplarHost(Host):
+    """Adds an exemplar memory, the stream merged with it, and its refill by herding."""
+
+    family = "replay"
+    memory: Memory
+
+    def build(self) -> None:
+        super().build()
+        per_class, total = self.settings.memory_per_class, self.settings.memory_size
+        self.memory = Memory(per_class * self.benchmark.classes if per_class else total, self.benchmark.image_shape)
+
+    def check(self) -> None:
+        classes, total = self.benchmark.classes, self.settings.memory_size
+        within(
+            self.settings.memory_per_class is not None or total >= classes,
+            f"host.memory_size is {total}, less than one exemplar for each of the {classes} classes; raise it",
+        )
+
+    def quota(self) -> int:
+        return self.settings.memory_per_class or equal_quota(self.settings.memory_size, self.task.seen.stop)
+
+    def stream(self) -> Stream:
+        """New images and exemplars in one, each at its natural frequency."""
+        return super().stream().joined(self.memory_stream())
+
+    def memory_stream(self) -> Stream:
+        filled = self.memory.filled
+        slots = torch.arange(filled, device=self.device)
+        return Stream(self.memory.images[:filled], self.memory.labels[:filled], slots)
+
+    @torch.no_grad()
+    def refill(self, net: torch.nn.Module | None = None) -> None:
+        """Old classes keep the head of their herding order, new classes are herded (iCaRL, Alg. 4 and 5)."""
+        quota = self.quota()
+        labels = self.memory.labels[: self.memory.filled]
+        kept = [torch.nonzero(labels == c).flatten()[:quota] for c in self.task.before]
+        self.memory.keep(torch.cat(kept) if kept else labels[:0])
+        images, targets = self.task.train.x, self.task.train.y
+        features = self.embed(images, features_of, net)
+        members = [torch.nonzero(targets == c).flatten() for c in self.task.classes]
+        ranked = herd_classes([features[own.to(self.device)] for own in members], quota, self.settings.normalise)
+        chosen = torch.cat([own[ranking.cpu()] for own, ranking in zip(members, ranked, strict=True)])
+        self.memory.append(images[chosen].to(self.device), targets[chosen].to(self.device))
+
+    def exemplar_features(self) -> tuple[Tensor, Tensor]:
+        """Features and labels of the images that stand for each class seen.
+
+        In the middle of a task the new classes have no exemplars yet; all their images stand for them.
+        """
+        stream = self.memory_stream()
+        images, labels = stream.images, stream.labels
+        if not bool((labels >= self.task.new.start).any()):
+            images = torch.cat([images, self.task.train.x.to(self.device)])
+            labels = torch.cat([labels, self.task.train.y.to(self.device)])
+        return self.embed(images, features_of), labels

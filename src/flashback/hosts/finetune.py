@@ -1,0 +1,39 @@
+"""Finetune: learn each task and keep nothing. The lower bound. Joint: all tasks at once. The upper bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flashback.batches import Stream
+from flashback.hosts.base import HOSTS, Host, cross_entropy
+from flashback.hosts.stages import Stage, Step
+
+
+@HOSTS.register("finetune")
+class Finetune(Host):
+    """Cross-entropy over all columns on the new task alone."""
+
+    has_knowledge = False
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        return {"task": cross_entropy(step.output.logits, step.batch.y)}
+
+
+@HOSTS.register("joint")
+class Joint(Finetune):
+    """Trains once, at the last task, on the images of all tasks."""
+
+    def stages(self) -> list[Stage]:
+        is_last = self.task.index == len(self.benchmark.tasks) - 1
+        return [self.main_stage()] if is_last else []
+
+    def stream(self) -> Stream:
+        everything = [Stream.of(task.train, self.device) for task in self.benchmark.tasks]
+        return Stream(
+            torch.cat([part.images for part in everything]),
+            torch.cat([part.labels for part in everything]),
+            torch.cat([part.slots for part in everything]),
+        )

@@ -1,0 +1,46 @@
+"""iCaRL (Rebuffi et al. 2017): exemplars, binary distillation, and the nearest mean of exemplars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashback.hosts.base import HOSTS, Classifier
+from flashback.hosts.binary import BinaryDistillation
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.memory import class_means
+
+
+@dataclass(frozen=True)
+class ICaRLSettings(ExemplarSettings):
+    columns: Literal["seen", "all"] = "seen"  # columns of the loss; "all" trains unseen classes as negatives
+
+
+@HOSTS.register("icarl")
+class ICaRL(ExemplarHost, BinaryDistillation):
+    """Trains on new images and exemplars alike; predicts by the nearest class mean in feature space."""
+
+    Settings = ICaRLSettings
+    family = "replay"
+    scores_unseen = False  # there is no mean for a class that was never met
+
+    def trained_columns(self) -> slice:
+        return slice(0, self.benchmark.classes) if self.settings.columns == "all" else super().trained_columns()
+
+    def end(self) -> None:
+        self.refill()
+
+    def classifiers(self) -> dict[str, Classifier]:
+        normalise = self.settings.normalise
+        means = class_means(*self.exemplar_features(), self.benchmark.classes, normalise)[0]
+
+        def nearest_mean(x: Tensor) -> Tensor:
+            features = self.net(x).features
+            features = F.normalize(features, dim=1) if normalise else features
+            # The squared distance expanded: the same order, without a [B, classes, width] tensor.
+            return 2.0 * features @ means.T - means.square().sum(dim=1) - features.square().sum(dim=1, keepdim=True)
+
+        return {"nearest-mean": nearest_mean, "linear": self.scores}

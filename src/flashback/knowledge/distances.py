@@ -1,0 +1,34 @@
+"""Distances between what a model says now and what a knowledge base holds. Means over samples and columns."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def soft_binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy to soft targets in [0, 1]; its gradient at a logit is sigmoid(logit) - target."""
+    return F.binary_cross_entropy_with_logits(logits, targets)
+
+
+def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """Cross-entropy from the teacher's softened softmax to the student's (Eq. 18 and 23), without a factor T^2.
+
+    The paper calls it a KL divergence; the two differ by the teacher's entropy, which has no gradient.
+    """
+    target = F.softmax(teacher / temperature, dim=1)
+    return -(target * F.log_softmax(student / temperature, dim=1)).sum(dim=1).mean()
+
+
+def cosine_distance(features: Tensor, anchors: Tensor) -> Tensor:
+    """1 - cos, which for unit vectors is half their squared distance (the paper's appendix on the general form)."""
+    return (1.0 - F.cosine_similarity(features, anchors, dim=1)).mean()
+
+
+def squared_error(responses: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Mean squared error (Eq. 16 and 21 up to a factor); `counts` marks the samples that have a target at all."""
+    per_sample = (responses - targets).square().mean(dim=1)
+    if counts is None:
+        return per_sample.mean()
+    weights = counts.to(per_sample.dtype)
+    return (per_sample * weights).sum() / weights.sum().clamp(min=1.0)

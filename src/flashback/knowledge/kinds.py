@@ -1,0 +1,107 @@
+"""Knowledge as objects: immutable, without gradients, in evaluation mode, and aware of their size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from flashback.knowledge.distances import squared_error
+from flashback.memory import Memory
+from flashback.nets import Frozen, Output
+
+
+class Knowledge(nn.Module):
+    """What a model knew at one moment."""
+
+    def nbytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+
+
+class ModelKnowledge(Knowledge):
+    """A frozen copy of a whole model (Eq. 1 and 9)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = Frozen(model)
+
+    def forward(self, x: Tensor) -> Output:
+        output: Output = self.model(x)
+        return output
+
+    def fill(self, model: nn.Module) -> None:
+        copy_state(model, self.model.module)
+
+
+class ModuleKnowledge(Knowledge):
+    """Frozen copies of some modules of a growing model, by name (Eq. 8 and 13)."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({name: Frozen(module) for name, module in modules.items()})
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self.parts[name]
+
+    def fill(self, modules: Mapping[str, nn.Module]) -> None:
+        for name, module in modules.items():
+            frozen = self.parts[name]
+            assert isinstance(frozen, Frozen)
+            copy_state(module, frozen.module)
+
+
+class ReplayedTargets(Knowledge):
+    """What a model answered to each image of the memory, logits or embeddings (Eq. 2 and 10).
+
+    A slot that is overwritten later holds another image; its insertion stamp then differs and its target counts no more.
+    """
+
+    targets: Tensor
+    stamps: Tensor
+
+    def __init__(self, memory: Memory, width: int) -> None:
+        super().__init__()
+        self.register_buffer("targets", torch.zeros(len(memory.stamps), width, device=memory.stamps.device))
+        self.register_buffer("stamps", torch.zeros_like(memory.stamps))
+
+    @torch.no_grad()
+    def fill(self, memory: Memory, respond: Callable[[Tensor], Tensor]) -> None:
+        self.stamps.copy_(memory.stamps)
+        if memory.filled:
+            self.targets[: memory.filled] = respond(memory.images[: memory.filled])
+
+    def distance(self, responses: Tensor, slots: Tensor, memory: Memory, columns: slice = slice(None)) -> Tensor:
+        """Mean squared error over the samples of this step that still have a target."""
+        rows = slots.clamp(min=0)
+        still_there = (slots >= 0) & (self.stamps[rows] == memory.stamps[rows]) & (self.stamps[rows] > 0)
+        return squared_error(responses[:, columns], self.targets[rows][:, columns], still_there)
+
+
+class ImportantParameters(Knowledge):
+    """Parameters and the importance of each (Eq. 6 and 12), as two flat vectors."""
+
+    values: Tensor
+    importance: Tensor
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__()
+        values = flat(parameters).detach().clone()
+        self.register_buffer("values", values)
+        self.register_buffer("importance", torch.zeros_like(values))
+
+    def distance(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """The quadratic form of Eq. 17 and 22, without the factor 1/2 (which the weights of the hosts include)."""
+        return (self.importance * (flat(parameters) - self.values).square()).sum()
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+@torch.no_grad()
+def copy_state(source: nn.Module, target: nn.Module) -> None:
+    """Copy every tensor in place, so that addresses stay."""
+    values = source.state_dict()
+    for name, tensor in target.state_dict().items():
+        tensor.copy_(values[name])

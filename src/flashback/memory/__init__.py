@@ -1,0 +1,17 @@
+"""Exemplars: a memory of fixed capacity on the device, and the rules that decide what it holds."""
+
+from flashback.memory.herding import class_means, herd, herd_classes
+from flashback.memory.quotas import balanced_quotas, equal_quota, fixed_quota, within_quotas
+from flashback.memory.store import Memory, reservoir_slots
+
+__all__ = [
+    "Memory",
+    "balanced_quotas",
+    "class_means",
+    "equal_quota",
+    "fixed_quota",
+    "herd",
+    "herd_classes",
+    "reservoir_slots",
+    "within_quotas",
+]

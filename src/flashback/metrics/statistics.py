@@ -1,0 +1,127 @@
+"""Is the difference real? Means, deviations, intervals and paired tests, with an honest sentence about them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashback.errors import FlashbackError
+from flashback.metrics.accuracy import Matrix, average_accuracies
+
+Sample = Sequence[float] | NDArray[Any]
+Paired = Mapping[Any, float | None] | Sequence[float | None]
+FEW = 5  # below this many pairs a t-test misses most effects of the size seen in continual learning
+
+
+def mean(values: Sample) -> float | None:
+    """None for no values."""
+    return float(np.mean(values)) if len(values) else None
+
+
+def deviation(values: Sample) -> float | None:
+    """The sample standard deviation (n - 1); None for fewer than two values."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def confidence_interval(values: Sample, level: float = 0.95) -> tuple[float, float] | None:
+    """Student's interval for the mean; None for fewer than two values."""
+    from scipy import stats
+
+    n = len(values)
+    if n < 2:
+        return None
+    centre, spread = float(np.mean(values)), float(np.std(values, ddof=1))
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * spread / n**0.5
+    return centre - half, centre + half
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """A two-sided paired t-test of flashback minus host; t and p are None where the test cannot be done."""
+
+    difference: float | None
+    t: float | None
+    p: float | None
+    pairs: int
+    low: float | None
+    high: float | None
+    unit: str = "seed"
+
+
+def paired_test(host: Paired, flashback: Paired, unit: str = "seed") -> PairedTest:
+    """Compare the two arms pair by pair: by key (e.g. the seed) for mappings, by position for sequences.
+
+    Pairs with a missing half are left out. Fewer than two pairs, or differences that are all equal, allow no test.
+    """
+    from scipy import stats
+
+    first, second = _pairs(host, flashback)
+    difference = second - first
+    pairs = len(difference)
+    interval = confidence_interval(difference)
+    low, high = interval or (None, None)
+    t = p = None
+    if pairs > 1 and not np.allclose(difference, difference[0], rtol=0, atol=1e-9):
+        result = stats.ttest_rel(second, first)
+        t, p = float(result.statistic), float(result.pvalue)
+    return PairedTest(mean(difference), t, p, pairs, low, high, unit)
+
+
+def paired_over_methods(
+    host: Mapping[str, Mapping[str, float]], flashback: Mapping[str, Mapping[str, float]]
+) -> PairedTest:
+    """The paper's test: one pair per method and setting (class- and task-incremental), of their average accuracies.
+
+    It asks whether the gain averaged over these methods is above zero, and says nothing about seeds or any one method.
+    """
+    return paired_test(_flat(host), _flat(flashback), unit="method and setting")
+
+
+def paired_over_tasks(host: Matrix, flashback: Matrix) -> PairedTest:
+    """The paper's test for oEWC: one pair per task, of the average accuracies after it."""
+    return paired_test(average_accuracies(host), average_accuracies(flashback), unit="task")
+
+
+def verdict(test: PairedTest, higher_is_better: bool = True) -> str:
+    """One honest sentence about a paired test, at the 5 % level."""
+    if test.difference is None:
+        return "There is no pair to compare."
+    pairs = f"{test.pairs} pair{'s' * (test.pairs > 1)} (one per {test.unit})"
+    if test.pairs < 2:
+        return f"Too few pairs for a test: flashback changes this by {test.difference:+.2f} in {pairs}."
+    if test.p is None:
+        return f"No test is possible: flashback changes this by exactly {test.difference:+.2f} in each of {pairs}."
+    numbers = (
+        f"{test.difference:+.2f}, 95 % interval {test.low:+.2f} to {test.high:+.2f}, {_probability(test.p)}, {pairs}"
+    )
+    few = f"; fewer than {FEW} pairs, so read it with care" if test.pairs < FEW else ""
+    if test.p >= 0.05:
+        return f"No significant difference at the 5 % level ({numbers}){few}."
+    direction = "better" if (test.difference > 0) == higher_is_better else "worse"
+    return f"Flashback is significantly {direction} at the 5 % level ({numbers}){few}."
+
+
+def _pairs(host: Paired, flashback: Paired) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    first, second = _keyed(host), _keyed(flashback)
+    if not isinstance(host, Mapping) and len(first) != len(second):
+        raise FlashbackError(f"a paired test needs as many values in both arms, not {len(first)} and {len(second)}")
+    both = [(first[key], second[key]) for key in first if key in second]
+    complete = [pair for pair in both if None not in pair]
+    values = np.array(complete, dtype=np.float64).reshape(-1, 2)
+    return values[:, 0], values[:, 1]
+
+
+def _keyed(values: Paired) -> Mapping[Hashable, float | None]:
+    return values if isinstance(values, Mapping) else dict(enumerate(values))
+
+
+def _flat(table: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], float | None]:
+    return {(method, setting): value for method, row in table.items() for setting, value in row.items()}
+
+
+def _probability(p: float) -> str:
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"

@@ -1,0 +1,58 @@
+"""What every network is: a backbone that gives features, a head that turns them into logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from flashback.nets.heads import full_precision
+from flashback.registry import Registry
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of one image."""
+
+
+@dataclass
+class Output:
+    """What one forward pass gives; a host's network may extend it."""
+
+    features: Tensor
+    logits: Tensor
+
+
+class Backbone(nn.Module):
+    """Images [B, C, H, W] in, features [B, width] out."""
+
+    width: int
+
+    def last_stage_layers(self) -> dict[str, nn.Module]:
+        """The layers whose outputs are compared by CKA, from the first to the last."""
+        raise NotImplementedError
+
+
+NETS: Registry[Callable[[Shape], Backbone]] = Registry("net")
+
+
+def build_backbone(name: str, image_shape: Shape) -> Backbone:
+    """The registered backbone of that name, or timm's: `timm:MODEL[:pretrained][:cls]`."""
+    if name.startswith("timm:"):
+        from flashback.nets.pretrained import timm_backbone
+
+        return timm_backbone(name.removeprefix("timm:"), image_shape)
+    return NETS[name](image_shape)
+
+
+class Net(nn.Module):
+    """A backbone and a head. Autocast reaches the backbone only: features and logits are float32."""
+
+    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, x: Tensor) -> Output:
+        features = self.backbone(x).float()
+        with full_precision(features):
+            return Output(features, self.head(features))

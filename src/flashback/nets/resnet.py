@@ -1,0 +1,139 @@
+"""Residual networks (He et al. 2016) in the shapes that continual-learning papers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flashback.nets.base import NETS, Backbone, Shape
+
+Shortcut = Callable[[int, int, int], nn.Module]
+"""Makes the shortcut of a block that changes shape, from its input width, output width and stride."""
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+
+
+def projection(inputs: int, outputs: int, stride: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
+
+
+class ZeroPadding(nn.Module):
+    """The shortcut without parameters: every stride-th pixel, and zeros in the new channels."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.new_channels = outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+
+
+class BasicBlock(nn.Module):
+    """conv-BN-ReLU-conv-BN, plus the shortcut, then (but for cosine features' last block) ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.conv1 = conv3x3(inputs, outputs, stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = conv3x3(outputs, outputs)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        same_shape = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same_shape else shortcut(inputs, outputs, stride)
+        self.last: nn.Module = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return self.last(out + self.shortcut(x))  # type: ignore[no-any-return]
+
+
+class ResNet(Backbone):
+    """A stem, stages of basic blocks (all but the first halve the resolution), and the mean over space."""
+
+    def __init__(
+        self,
+        stem: nn.Module,
+        widths: tuple[int, ...],
+        depth: int,
+        shortcut: Shortcut = projection,
+        signed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.stem = stem
+        self.stages = nn.Sequential()
+        inputs = widths[0]
+        for index, outputs in enumerate(widths):
+            first = BasicBlock(inputs, outputs, 1 if index == 0 else 2, shortcut)
+            rest = (BasicBlock(outputs, outputs, 1, shortcut) for _ in range(depth - 1))
+            self.stages.append(nn.Sequential(first, *rest))
+            inputs = outputs
+        self.width = inputs
+        if signed:
+            self._last_blocks()[-1].last = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.stages(self.stem(x))
+        return out.mean((2, 3))
+
+    def last_stage_layers(self) -> dict[str, nn.Module]:
+        blocks = enumerate(self._last_blocks(), start=1)
+        return {f"block{index}.{conv}": getattr(block, conv) for index, block in blocks for conv in ("conv1", "conv2")}
+
+    def _last_blocks(self) -> list[BasicBlock]:
+        return [block for block in self.stages[-1].children() if isinstance(block, BasicBlock)]
+
+    def with_he_init(self) -> ResNet:
+        """Convolutions from N(0, 2 / (k * k * outputs)); batch norm starts at 1 and 0 anyway."""
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        return self
+
+
+def small_stem(channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(conv3x3(channels, width), nn.BatchNorm2d(width), nn.ReLU())
+
+
+def max_pool() -> nn.Module:
+    return nn.MaxPool2d(3, stride=2, padding=1)
+
+
+RESNET18 = (64, 128, 256, 512)
+RESNET32 = (16, 32, 64)
+
+
+@NETS.register("resnet18")
+def resnet18(image_shape: Shape) -> Backbone:
+    """ResNet-18 for small images: 3x3 stem, no max-pool, PyTorch's own initialisation (as in the DER papers)."""
+    return ResNet(small_stem(image_shape[0], 64), RESNET18, depth=2)
+
+
+@NETS.register("resnet18-imagenet")
+def resnet18_imagenet(image_shape: Shape) -> Backbone:
+    """ResNet-18 for large images: 7x7 stem with stride 2, then max-pool."""
+    conv = nn.Conv2d(image_shape[0], 64, 7, stride=2, padding=3, bias=False)
+    stem = nn.Sequential(conv, nn.BatchNorm2d(64), nn.ReLU(), max_pool())
+    return ResNet(stem, RESNET18, depth=2).with_he_init()
+
+
+@NETS.register("resnet18-imagenet-b50")
+def resnet18_imagenet_b50(image_shape: Shape) -> Backbone:
+    """The ImageNet ResNet-18 of the protocols that start with half of the classes: 3x3 stem, then max-pool."""
+    return ResNet(small_stem(image_shape[0], 64).append(max_pool()), RESNET18, depth=2).with_he_init()
+
+
+@NETS.register("resnet32")
+def resnet32(image_shape: Shape) -> Backbone:
+    """ResNet-32 for CIFAR with shortcuts that have no parameters."""
+    return ResNet(small_stem(image_shape[0], 16), RESNET32, depth=5, shortcut=ZeroPadding).with_he_init()
+
+
+@NETS.register("resnet32-cosine")
+def resnet32_cosine(image_shape: Shape) -> Backbone:
+    """ResNet-32 for cosine heads (LUCIR, PODNet): projections as shortcuts, no last ReLU, so features are signed."""
+    return ResNet(small_stem(image_shape[0], 16), RESNET32, depth=5, signed=True).with_he_init()

@@ -1,0 +1,33 @@
+"""A small network for small benchmarks: a training step on one CPU core takes milliseconds."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from flashback.nets.base import NETS, Backbone, Shape
+
+
+class SmallCNN(Backbone):
+    """Four conv-BN-ReLU layers, the first three with stride 2, and the mean over space."""
+
+    width = 64
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential()
+        for inputs, outputs, stride in ((channels, 16, 2), (16, 32, 2), (32, 64, 2), (64, 64, 1)):
+            conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+            self.layers.extend([conv, nn.BatchNorm2d(outputs), nn.ReLU()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out.mean((2, 3))
+
+    def last_stage_layers(self) -> dict[str, nn.Module]:
+        convs = [layer for layer in self.layers if isinstance(layer, nn.Conv2d)]
+        return {"conv3": convs[-2], "conv4": convs[-1]}
+
+
+@NETS.register("smallcnn")
+def smallcnn(image_shape: Shape) -> Backbone:
+    return SmallCNN(image_shape[0])

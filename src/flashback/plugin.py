@@ -1,0 +1,180 @@
+"""Flashback Learning, whole, for every host (Algorithm 1 of the paper).
+
+The main stage of a host is split in two. Phase 1 trains the host briefly and its end state, the primary model, is read
+as plastic knowledge. Then the host flashes back to where the stage began, and phase 2 trains again with one more term:
+
+    L2 = Lc + alpha_s Ls + alpha_p Lp      (Eq. 19)
+
+Lp is the host's own distance, called with the plastic instead of the stable knowledge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashback.benchmarks import Task
+from flashback.config import FlashbackConfig
+from flashback.errors import FlashbackError
+from flashback.hosts.base import Host
+from flashback.hosts.stages import Stage
+from flashback.knowledge import Knowledge, Support
+
+PHASE_1, PHASE_2 = "phase 1", "phase 2"
+
+
+class Flashback:
+    """Wraps a host: the same stages, with the main one split into phase 1 and phase 2."""
+
+    def __init__(self, host: Host, settings: FlashbackConfig | None = None, **changes: Any) -> None:
+        self.host = host
+        self.settings = replace(settings or host.config.flashback, enabled=True, **changes)
+        self.settings.check()
+        self.settings.split(host.config.training.epochs)
+        if not host.has_knowledge:
+            raise FlashbackError(
+                f"{host.settings.name} keeps no knowledge of earlier tasks, so flashback has nothing to attach to; "
+                "run it without flashback"
+            )
+        if self.settings.support == "memory" and host.memory is None:
+            raise FlashbackError(
+                f"flashback.support=memory needs a host with a memory, and {host.settings.name} has none; use host or all"
+            )
+        self.snapshot: dict[str, Tensor] = {}
+        self.plastic: Knowledge | None = None
+        self.alpha = torch.zeros((), device=host.device)  # on the device, so that it may move during phase 2
+
+    # ------------------------------------------------------------ what the trainer asks for
+
+    def enter(self, task: Task) -> None:
+        self.host.enter(task)
+
+    def stages(self) -> list[Stage]:
+        """The stages of the host; from the second task on, the main one in two phases."""
+        stages = self.host.stages()
+        if self.host.task.index == 0:
+            return stages
+        return [phase for stage in stages for phase in (self.phases(stage) if stage.main else [stage])]
+
+    def phases(self, main: Stage) -> list[Stage]:
+        first_epochs, second_epochs = self.settings.split(main.epochs)
+        if first_epochs == 0 and self.settings.alpha == 0:
+            return [replace(main, epochs=second_epochs)]
+        optimisation = main.optimisation
+        if self.settings.phase1_schedule == "none":
+            optimisation = replace(optimisation, schedule="none")
+
+        def begin() -> None:
+            main.begin()
+            self.take_snapshot()
+
+        def losses_without_plasticity(step: Any) -> Mapping[str, Tensor]:
+            terms = dict(main.losses(step))
+            if "stability" in terms:
+                terms["stability"] = self.settings.phase1_stability * terms["stability"]
+            return terms
+
+        def losses_with_plasticity(step: Any) -> Mapping[str, Tensor]:
+            terms = dict(main.losses(step))
+            if self.settings.alpha:
+                terms["plasticity"] = self.alpha * self.host.weighted_distance(step, self.plastic, self.support())
+            return terms
+
+        phase_1 = replace(
+            main,
+            name=PHASE_1,
+            epochs=first_epochs,
+            optimisation=optimisation,
+            begin=begin,
+            end=lambda: None,
+            losses=losses_without_plasticity if self.settings.phase1_stability != 1 else main.losses,
+            main=False,
+            key=f"{main.training_key}, {PHASE_1}",
+            setup_key=main.structure_key,
+        )
+        # Phase 2 draws the same randomness as the host's own main stage would.
+        phase_2 = replace(
+            main,
+            name=PHASE_2,
+            epochs=second_epochs,
+            allocate=self.allocate,
+            begin=self.flash_back,
+            end=lambda: self.finish(main),
+            losses=losses_with_plasticity,
+            before_epoch=lambda epoch: self.set_alpha(epoch, second_epochs),
+            key=main.training_key,
+            setup_key=main.structure_key,
+        )
+        return [phase_1, phase_2]
+
+    # ------------------------------------------------------------ the parts of Algorithm 1
+
+    def support(self) -> Support:
+        """Where the plasticity distance acts: as the host declares it, on all seen columns, or on the memory alone."""
+        own = self.host.plasticity_support()
+        if self.settings.support == "host":
+            return own
+        samples = "memory" if self.settings.support == "memory" else own.samples
+        return replace(own, columns=slice(0, self.host.task.seen.stop), samples=samples)
+
+    def take_snapshot(self) -> None:
+        """The state to flash back to: everything the host mutates, after the main stage has begun."""
+        self.snapshot = {name: tensor.detach().clone() for name, tensor in self.host.state_dict().items()}
+
+    def allocate(self) -> None:
+        if self.settings.alpha:
+            self.plastic = self.host.blank_for(self.support())
+
+    @torch.no_grad()
+    def flash_back(self) -> None:
+        """Read the plastic knowledge from the primary model, then restore the snapshot, tensor by tensor, in place."""
+        if self.plastic is not None:
+            self.host.extract(self.plastic)
+            self.plastic.requires_grad_(False)
+        # The paper starts phase 2 from the stable state. Weights may instead start on the way to the primary ones.
+        start = self.settings.start
+        moved = {name for name, weight in self.host.named_parameters() if start and weight.requires_grad}
+        for name, tensor in self.host.state_dict().items():
+            stable = self.snapshot[name]
+            tensor.copy_(torch.lerp(stable, tensor, start) if name in moved else stable)
+        self.host.refresh()
+        self.snapshot = {}
+
+    def finish(self, main: Stage) -> None:
+        """Phase 2 ends as the host's stage does; the plastic knowledge has served."""
+        self.plastic = None
+        main.end()
+
+    def set_alpha(self, epoch: int, epochs: int) -> None:
+        share = {"constant": 1.0, "rising": (epoch + 1) / epochs, "falling": 1 - epoch / epochs}
+        self.alpha.fill_(self.settings.alpha * share[self.settings.alpha_schedule])
+
+    # ------------------------------------------------------------ what a run records and saves
+
+    def knowledge_bytes(self) -> dict[str, int]:
+        plastic = self.plastic.nbytes() if self.plastic is not None else 0
+        return self.host.knowledge_bytes() | {"plastic": plastic}
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What Flashback itself holds in the middle of a task: the snapshot, later the plastic knowledge."""
+        plastic = self.plastic.state_dict() if self.plastic is not None else {}
+        return {f"snapshot.{name}": tensor for name, tensor in self.snapshot.items()} | {
+            f"plastic.{name}": tensor for name, tensor in plastic.items()
+        }
+
+    @torch.no_grad()
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a saved state. The structure of the plastic knowledge stands already, if it is needed at all."""
+        self.snapshot = {
+            name.removeprefix("snapshot."): tensor.to(self.host.device, copy=True)
+            for name, tensor in state.items()
+            if name.startswith("snapshot.")
+        }
+        if not any(name.startswith("plastic.") for name in state):
+            self.plastic = None
+        for name, tensor in (self.plastic.state_dict() if self.plastic is not None else {}).items():
+            tensor.copy_(state[f"plastic.{name}"])

@@ -1,0 +1,56 @@
+"""Defaults, then the recipe, then the user's own settings: one resolved, checked configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flashback.config import RunConfig, build, set_dotted, within
+from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS
+from flashback.recipes.catalogue import KINDS, find_recipe, list_recipes
+
+
+def configure(
+    host: str,
+    benchmark: str = "split-fashion-mini",
+    *,
+    flashback: bool = False,
+    seed: int = 0,
+    recipe: str = "controlled",
+    settings: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """The configuration of one run. `settings` are dotted keys, e.g. {"training.epochs": 5}, and win over the recipe."""
+    settings = dict(settings or {})
+    values: dict[str, Any] = {"recipe": recipe, "seed": seed}
+    for key, value in {**recipe_values(host, benchmark, recipe, flashback), **settings}.items():
+        set_dotted(values, key, value)
+    set_dotted(values, "host.name", host)
+    if "benchmark.name" not in settings:
+        set_dotted(values, "benchmark.name", benchmark)
+    set_dotted(values, "flashback.enabled", flashback)
+    return config_from_dict(values)
+
+
+def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict[str, Any]:
+    """What the recipe sets. Without one for this benchmark the defaults stand, unless another kind was asked for."""
+    within(kind in KINDS, f"--recipe is one of {', '.join(KINDS)}, not '{kind}'")
+    recipe = find_recipe(host, benchmark, kind)
+    if recipe is None and kind != "controlled":
+        others = sorted({r.benchmark for r in list_recipes() if (r.host, r.kind) == (host, kind)})
+        where = f"there is one for {', '.join(others)}" if others else f"{host} has no {kind} recipe at all"
+        raise FlashbackError(f"no {kind} recipe for {host} on {benchmark}; {where}")
+    return recipe.values(flashback) if recipe else {}
+
+
+def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """Turn a mapping (e.g. a config.yaml) into a checked configuration; the host's name decides its settings."""
+    if not isinstance(values, Mapping):
+        raise FlashbackError("a configuration is a mapping of keys")
+    host = values.get("host")
+    within(isinstance(host, Mapping) and isinstance(host.get("name"), str), "host.name is missing")
+    assert isinstance(host, Mapping)
+    own = build(HOSTS[host["name"]].Settings, host, "host.")
+    config = build(RunConfig, {**values, "host": own})
+    config.check()
+    return config

@@ -1,0 +1,71 @@
+"""Accuracy in both settings from one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from flashback.benchmarks import Task
+from flashback.hosts.base import Classifier, Host
+
+SETTINGS = ("class_incremental", "task_incremental")
+Accuracies = dict[str, list[float]]  # by setting: percent for each task evaluated
+
+
+@contextmanager
+def evaluation_mode(host: Host) -> Iterator[None]:
+    training = host.training
+    host.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        host.train(training)
+
+
+def evaluate(host: Host, tasks: Sequence[Task]) -> dict[str, Accuracies]:
+    """Percent correct on each task for each of the host's classifiers.
+
+    Class-incremental: over the columns of all tasks up to the last one given. Task-incremental: over the own columns of
+    the sample's task. Columns outside are never predicted.
+    """
+    with evaluation_mode(host):
+        return {
+            name: _accuracies(host, classifier, tasks, tasks[-1].seen.stop)
+            for name, classifier in host.classifiers().items()
+        }
+
+
+def evaluate_ahead(host: Host, tasks: Sequence[Task]) -> dict[str, Accuracies] | None:
+    """Accuracy on tasks not learned yet, each over the columns up to its own; None without columns for them."""
+    if not host.scores_unseen:
+        return None
+    with evaluation_mode(host):
+        result: dict[str, Accuracies] = {}
+        for name, classifier in host.classifiers().items():
+            rows = [_accuracies(host, classifier, [task], task.seen.stop) for task in tasks]
+            result[name] = {setting: [row[setting][0] for row in rows] for setting in SETTINGS}
+        return result
+
+
+def _accuracies(host: Host, classifier: Classifier, tasks: Sequence[Task], seen: int) -> Accuracies:
+    correct = torch.stack([_count_correct(host, classifier, task, seen) for task in tasks]).cpu().tolist()
+    totals = [len(task.test) for task in tasks]
+    return {
+        setting: [100.0 * row[k] / total for row, total in zip(correct, totals, strict=True)]
+        for k, setting in enumerate(SETTINGS)
+    }
+
+
+def _count_correct(host: Host, classifier: Classifier, task: Task, seen: int) -> Tensor:
+    counts = torch.zeros(2, dtype=torch.int64, device=host.device)
+    batch = host.config.training.evaluation_batch
+    for images, labels in zip(task.test.x.split(batch), task.test.y.split(batch), strict=True):
+        labels = labels.to(host.device)
+        scores = classifier(host.views.plain(images.to(host.device)))
+        counts[0] += (scores[:, :seen].argmax(dim=1) == labels).sum()
+        counts[1] += (scores[:, task.new].argmax(dim=1) + task.new.start == labels).sum()
+    return counts

@@ -1,0 +1,145 @@
+"""From a configuration to a finished run, with its record on disk."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashback.benchmarks import Benchmark, load_benchmark
+from flashback.config import RunConfig, to_dict
+from flashback.errors import FlashbackError
+from flashback.hosts.base import HOSTS, Host
+from flashback.plugin import Flashback
+from flashback.records import RunFolder
+from flashback.training.trainer import Observer, Trainer, TrainingResult
+
+
+def select_device(name: str = "auto") -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise FlashbackError(f"--device is auto, cpu or cuda, not '{name}'")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise FlashbackError("--device cuda: no CUDA device is there; use cpu or auto")
+    return torch.device(name)
+
+
+def select_precision(config: RunConfig, device: torch.device) -> str:
+    return config.training.precision or ("bf16" if device.type == "cuda" else "fp32")
+
+
+def open_benchmark(config: RunConfig, data: str | Path | None = None) -> Benchmark:
+    chosen = config.benchmark
+    return load_benchmark(
+        chosen.name,
+        data=data,
+        order=chosen.order,
+        sizes=chosen.sizes,
+        validation=chosen.validation,
+        seed=config.seed,
+        tasks=chosen.tasks,
+    )
+
+
+def build_host(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "cpu") -> Host:
+    """The host of a configuration, ready to train on a benchmark."""
+    host = HOSTS[config.host.name](config, benchmark, torch.device(device))
+    host.check()
+    return host
+
+
+def build_method(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "cpu") -> Host | Flashback:
+    """The host, wrapped by Flashback where the configuration asks for it."""
+    host = build_host(config, benchmark, device)
+    return Flashback(host) if config.flashback.enabled else host
+
+
+def run(
+    config: RunConfig,
+    *,
+    out: str | Path | None = None,
+    data: str | Path | None = None,
+    device: str | torch.device = "auto",
+    observers: Sequence[Observer] = (),
+) -> TrainingResult:
+    """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there."""
+    device = select_device(device) if isinstance(device, str) else device
+    precision = select_precision(config, device)
+    prepare_device(config, device, precision)
+    benchmark = open_benchmark(config, data)
+    method = build_method(config, benchmark, device)
+    folder = RunFolder.create(Path(out), to_dict(config)) if out is not None else None
+    writers = [folder.log] if folder else []
+    trainer = Trainer(method, benchmark, [*writers, *observers], precision=precision)
+    result = trainer.run()
+    if folder:
+        folder.write_results(result.as_dict())
+        folder.write_run(describe(config, benchmark, device, precision, trainer))
+    return result
+
+
+def prepare_device(config: RunConfig, device: torch.device, precision: str) -> None:
+    """Deterministic by default; `fast` gives that up for speed."""
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
+    torch.use_deterministic_algorithms(not config.fast)
+    torch.backends.cudnn.benchmark = config.fast
+    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+def describe(
+    config: RunConfig, benchmark: Benchmark, device: torch.device, precision: str, trainer: Trainer
+) -> dict[str, Any]:
+    """The contents of run.json: where, with what and at what cost a run was made."""
+    history = trainer.history
+    return {
+        "host": config.host.name,
+        "benchmark": benchmark.name,
+        "flashback": config.flashback.enabled,
+        "equal_budget": config.flashback.equal_budget(config.training.epochs),
+        "seed": config.seed,
+        "class_order": list(benchmark.order),
+        "task_sizes": list(benchmark.sizes),
+        "data_checksum": benchmark.checksum,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "precision": precision,
+        "deterministic": device.type == "cpu" or not config.fast,
+        "versions": versions(),
+        "commit": commit(),
+        "steps": sum(entry["steps"] for entry in history.budget),
+        "images": sum(entry["images"] for entry in history.budget),
+        "budget": history.budget,
+        "knowledge_bytes": history.bytes,
+        "seconds": round(history.seconds, 3),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("flashback-cl", "torch", "numpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # run from a source tree
+            found[package] = "source"
+    return found
+
+
+def commit() -> str | None:
+    """The commit of the source tree, where it is one."""
+    here = Path(__file__).resolve().parent
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,108 @@
+"""One training step: gather, augment, forward, named losses, backward, descend, after-step. Here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashback.batches import Batch, Stream
+from flashback.hosts.base import Host
+from flashback.hosts.stages import Stage
+
+
+def build_optimiser(stage: Stage) -> torch.optim.SGD:
+    """A fresh SGD. Momentum starts as zeros, which equals no momentum yet and keeps the structure of its state fixed."""
+    settings, parameters = stage.optimisation, stage.parameters()
+    on_cuda = parameters[0].is_cuda
+    optimiser = torch.optim.SGD(
+        parameters,
+        # On CUDA the rate is a tensor on the device: a captured step reads the present value.
+        lr=torch.tensor(settings.lr, device=parameters[0].device) if on_cuda else settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
+        foreach=not on_cuda,
+        fused=on_cuda,
+    )
+    if settings.momentum:
+        for parameter in parameters:
+            optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimiser
+
+
+def set_rate(optimiser: torch.optim.SGD, rate: float) -> None:
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+class TrainingStep:
+    """Runs a stage's step on the images at given positions of its stream, and sums the loss terms on the device."""
+
+    def __init__(self, host: Host, stage: Stage, stream: Stream, precision: str) -> None:
+        self.host, self.stage, self.stream, self.precision = host, stage, stream, precision
+        self.optimiser = build_optimiser(stage)
+        self.sums: dict[str, Tensor] = {}
+
+    def __call__(self, indices: Tensor) -> None:
+        self.descend(indices)
+
+    def descend(self, indices: Tensor) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        with self.autocast():
+            step = self.stage.forward(self.gather(indices))
+            terms = self.stage.losses(step)
+        total_loss(terms).backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        with torch.no_grad():
+            self.stage.after_step(step)
+            self.accumulate(terms, len(indices))
+
+    def gather(self, indices: Tensor) -> Batch:
+        raw = self.stream.images[indices]
+        x = self.host.views.weak(raw, self.host.generator)
+        return Batch(x, self.stream.labels[indices], raw, self.stream.slots[indices])
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.host.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def accumulate(self, terms: Mapping[str, Tensor], images: int) -> None:
+        for name, value in terms.items():
+            if name not in self.sums:
+                self.sums[name] = torch.zeros((), device=self.host.device)
+            self.sums[name] += value.detach() * images
+
+    def read_means(self, images: int) -> dict[str, float]:
+        """The mean of every loss term over an epoch; starts the next sums."""
+        means = {name: float(value) / images for name, value in self.sums.items()}
+        for value in self.sums.values():
+            value.zero_()
+        return means
+
+    def state(self) -> dict[str, Tensor]:
+        """Momentum and unread sums, for a checkpoint."""
+        momentum = {
+            f"momentum.{k}": self.optimiser.state[parameter]["momentum_buffer"]
+            for k, parameter in enumerate(self.optimiser.param_groups[0]["params"])
+            if self.stage.optimisation.momentum
+        }
+        return momentum | {f"sums.{name}": value for name, value in self.sums.items()}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in state.items():
+            if name.startswith("sums."):
+                self.sums[name.removeprefix("sums.")] = tensor.to(self.host.device, copy=True)
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+
+def total_loss(terms: Mapping[str, Tensor]) -> Tensor:
+    values: list[Any] = list(terms.values())
+    total: Tensor = sum(values[1:], start=values[0])
+    return total

@@ -1,0 +1,269 @@
+"""The trainer runs stages. It owns optimiser, schedule, step, evaluation and the count of what was spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from flashback.benchmarks import Benchmark, Task
+from flashback.errors import FlashbackError
+from flashback.hosts.base import Host
+from flashback.hosts.stages import Stage
+from flashback.metrics import summarise
+from flashback.plugin import Flashback
+from flashback.seeds import derive_seed, seeded_initialisation
+from flashback.training.evaluation import SETTINGS, Accuracies, evaluate, evaluate_ahead
+from flashback.training.fast import make_step
+from flashback.training.step import TrainingStep, set_rate
+
+Event = Mapping[str, Any]
+Observer = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands: before `step` of `epoch` of a stage (`begun`), or between stages."""
+
+    task: int = 0
+    stage: int = 0
+    begun: bool = False
+    epoch: int = 0
+    step: int = 0
+
+
+@dataclass
+class History:
+    """What a run has measured so far; plain values that go through JSON unchanged."""
+
+    matrices: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)  # classifier, setting, rows
+    zero_shot: dict[str, Accuracies] = field(default_factory=dict)  # classifier, setting, tasks 1, 2, ... before learning
+    untrained: dict[str, Accuracies] = field(default_factory=dict)  # classifier, setting, tasks 0, 1, 2, ...
+    budget: list[dict[str, Any]] = field(default_factory=list)  # one entry per stage: steps and images
+    bytes: dict[str, int] = field(default_factory=dict)  # of stable and plastic knowledge, the largest seen
+    seconds: float = 0.0
+
+    def add_row(self, row: dict[str, Accuracies]) -> None:
+        for classifier, accuracies in row.items():
+            rows = self.matrices.setdefault(classifier, {setting: [] for setting in SETTINGS})
+            for setting in SETTINGS:
+                rows[setting].append(accuracies[setting])
+
+    def add_zero_shot(self, accuracies: dict[str, Accuracies] | None) -> None:
+        for classifier, values in (accuracies or {}).items():
+            rows = self.zero_shot.setdefault(classifier, {setting: [] for setting in SETTINGS})
+            for setting in SETTINGS:
+                rows[setting].extend(values[setting])
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Everything needed to go on: tensors by name, and plain values."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+class Keeper(Protocol):
+    """Keeps checkpoints; asked after every step and every stage."""
+
+    def due(self, position: Position) -> bool: ...
+    def save(self, state: RunState) -> None: ...
+
+
+class TrainingResult:
+    """The outcome of a run: matrices and every metric derived from them, for both settings and every classifier."""
+
+    def __init__(self, history: History, tasks: Sequence[Task]) -> None:
+        self.history = history
+        sizes = [len(task.test) for task in tasks]
+        self.classifiers = {
+            name: {setting: self._setting(name, setting, sizes) for setting in SETTINGS} for name in history.matrices
+        }
+
+    def _setting(self, classifier: str, setting: str, sizes: list[int]) -> dict[str, Any]:
+        matrix = self.history.matrices[classifier][setting]
+        zero_shot = self.history.zero_shot.get(classifier, {}).get(setting)
+        untrained = self.history.untrained.get(classifier, {}).get(setting)
+        metrics = summarise(matrix, sizes, zero_shot, untrained)
+        return {"matrix": matrix, "zero_shot": zero_shot, "untrained": untrained, **metrics}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The contents of results.json: the host's own classifier first, the others beside it."""
+        own = next(iter(self.classifiers.values()))
+        return {**own, "classifier": next(iter(self.classifiers)), "classifiers": self.classifiers}
+
+    def __getitem__(self, setting: str) -> dict[str, Any]:
+        own: dict[str, dict[str, Any]] = next(iter(self.classifiers.values()))
+        return own[setting]
+
+    @property
+    def steps(self) -> int:
+        return sum(entry["steps"] for entry in self.history.budget)
+
+
+class Trainer:
+    """Trains a host, bare or wrapped by Flashback, on a benchmark, task after task."""
+
+    def __init__(
+        self,
+        method: Host | Flashback,
+        benchmark: Benchmark,
+        observers: Sequence[Observer] = (),
+        keeper: Keeper | None = None,
+        precision: str = "fp32",
+    ) -> None:
+        self.method, self.host, self.benchmark = method, method.host, benchmark
+        self.observers, self.keeper, self.precision = observers, keeper, precision
+        self.position, self.history = Position(), History()
+        self.step: TrainingStep | None = None
+        self.seed = self.host.config.seed
+        self._resumed: RunState | None = None
+        self._clock = time.monotonic()
+
+    # ------------------------------------------------------------ the whole run
+
+    def run(self) -> TrainingResult:
+        self._clock = time.monotonic()
+        if self.position == Position() and not self.history.untrained:
+            self.history.untrained = evaluate_ahead(self.host, self.benchmark.tasks) or {}
+        for task in self.benchmark.tasks[self.position.task :]:
+            self.run_task(task)
+        return TrainingResult(self.history, self.benchmark.tasks)
+
+    def run_task(self, task: Task) -> None:
+        self.method.enter(task)
+        if self.position == Position(task.index):
+            self.emit("task", classes=len(task.classes), tasks=len(self.benchmark.tasks))
+            if task.index > 0:
+                # Before the host begins the task: imprinting and the like would look at it already.
+                self.history.add_zero_shot(evaluate_ahead(self.host, [task]))
+        stages = self.method.stages()
+        for index in range(self.position.stage, len(stages)):
+            self.run_stage(task, stages[index])
+            self.move(Position(task.index, index + 1))
+        row = evaluate(self.host, self.benchmark.tasks[: task.index + 1])
+        self.history.add_row(row)
+        self.emit("evaluation", accuracy=row)
+        self.move(Position(task.index + 1))
+
+    def run_stage(self, task: Task, stage: Stage) -> None:
+        key = (self.seed, task.index, stage.training_key)
+        if not self.position.begun:
+            self.allocate(stage)
+            self.host.generator.manual_seed(derive_seed(self.seed, task.index, stage.structure_key, "begin"))
+            stage.begin()
+        stream = stage.stream()
+        self.host.train()
+        self.step = make_step(self.host, stage, stream, self.precision)
+        if self.position.begun:
+            self.take_over_step()
+        else:
+            self.host.generator.manual_seed(derive_seed(*key))
+            self.history.budget.append({"task": task.index, "stage": stage.name, "steps": 0, "images": 0})
+            self.count_bytes()
+            self.emit("stage", stage=stage.name, epochs=stage.epochs, steps_per_epoch=-(-len(stream) // stage.batch_size))
+            self.position = Position(task.index, self.position.stage, begun=True)
+        for epoch in range(self.position.epoch, stage.epochs):
+            self.run_epoch(stage, len(stream), epoch, stream.order(*key, epoch))
+        self.step = None
+        self.host.generator.manual_seed(derive_seed(*key, "end"))
+        stage.end()
+
+    def run_epoch(self, stage: Stage, images: int, epoch: int, order: Tensor) -> None:
+        assert self.step is not None
+        rate = stage.optimisation.rate(epoch, stage.epochs)
+        set_rate(self.step.optimiser, rate)
+        stage.before_epoch(epoch)
+        spent = self.history.budget[-1]
+        batches = order.split(stage.batch_size)
+        for k in range(self.position.step, len(batches)):
+            self.step(batches[k])
+            spent["steps"] += 1
+            spent["images"] += len(batches[k])
+            self.move(replace(self.position, epoch=epoch, step=k + 1))
+        terms = self.step.read_means(images)
+        self.emit("epoch", stage=stage.name, epoch=epoch, epochs=stage.epochs, lr=rate, losses=terms)
+        self.move(replace(self.position, epoch=epoch + 1, step=0))
+
+    # ------------------------------------------------------------ small parts
+
+    def allocate(self, stage: Stage) -> None:
+        with seeded_initialisation(self.seed, self.host.task.index, stage.structure_key):
+            stage.allocate()
+        self.host.to(self.host.device)
+
+    def count_bytes(self) -> None:
+        for name, size in self.method.knowledge_bytes().items():
+            self.history.bytes[name] = max(size, self.history.bytes.get(name, 0))
+
+    def emit(self, event: str, **values: Any) -> None:
+        for observer in self.observers:
+            observer({"event": event, "task": self.host.task.index, **values})
+
+    def move(self, position: Position) -> None:
+        self.position = position
+        if self.keeper is not None and self.keeper.due(position):
+            self.keeper.save(self.state())
+
+    # ------------------------------------------------------------ state, for exact resume
+
+    def state(self) -> RunState:
+        now = time.monotonic()
+        self.history.seconds += now - self._clock
+        self._clock = now
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "host": self.host.state_dict(),
+            "method": self.method.own_state(),
+            "step": self.step.state() if self.step is not None else {},
+            "random": {"generator": self.host.generator.get_state()},
+        }
+        tensors = {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
+        return RunState(tensors, {"position": asdict(self.position), "history": asdict(self.history)})
+
+    @torch.no_grad()
+    def resume(self, state: RunState) -> None:
+        """Go on from a saved state: build the structure that stood then, and copy the tensors into it."""
+        self.position = Position(**state.values["position"])
+        self.history = History(**state.values["history"])
+        for task in self.benchmark.tasks[: self.position.task + 1]:
+            self.method.enter(task)
+            stages = self.method.stages()
+            if task.index == self.position.task:
+                stages = stages[: self.position.stage + self.position.begun]
+            for stage in stages:
+                self.allocate(stage)
+        self._copy_into_host(select(state.tensors, "host"))
+        self.method.load_own_state(select(state.tensors, "method"))
+        self._resumed = state
+
+    def _copy_into_host(self, saved: Mapping[str, Tensor]) -> None:
+        own = self.host.state_dict()
+        if own.keys() != saved.keys():
+            raise FlashbackError("the checkpoint does not fit this host: it holds other tensors; start a new run")
+        for name, tensor in own.items():
+            if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
+                raise FlashbackError(f"the checkpoint does not fit this host: {name} has another shape or type")
+            tensor.copy_(saved[name])
+        self.host.refresh()
+
+    def take_over_step(self) -> None:
+        assert self._resumed is not None
+        assert self.step is not None
+        self.step.load(select(self._resumed.tensors, "step"))
+        self.host.generator.set_state(self._resumed.tensors["random.generator"].cpu())
+        self._resumed = None
+
+
+def select(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    prefix = f"{part}."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def train(method: Host | Flashback, benchmark: Benchmark | None = None, **options: Any) -> TrainingResult:
+    """Train a host, bare or wrapped, and return its result."""
+    return Trainer(method, benchmark or method.host.benchmark, **options).run()

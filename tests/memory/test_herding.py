@@ -1,0 +1,105 @@
+"""Herding against the greedy rule written out."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flashback.memory import class_means, herd, herd_classes
+
+
+def made(n: int, d: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed)) + 1
+
+
+def greedy(features: Tensor, quota: int) -> list[int]:
+    features = features.double()
+    mean, chosen = features.mean(0), []
+    while len(chosen) < min(quota, len(features)):
+        free = [j for j in range(len(features)) if j not in chosen]
+        chosen.append(min(free, key=lambda j: float((mean - features[[*chosen, j]].mean(0)).norm())))
+    return chosen
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 14), st.integers(0, 999))
+def test_herding_is_the_greedy_rule(n: int, d: int, quota: int, seed: int) -> None:
+    features = made(n, d, seed)
+    chosen = herd(features, quota).tolist()
+    assert chosen[: n - 1] == greedy(features, quota)[: n - 1]
+    assert len(set(chosen)) == len(chosen) == min(quota, n)
+
+
+def test_first_pick_is_nearest_to_the_mean_and_prefixes_agree() -> None:
+    features = made(30, 4)
+    order = herd(features, 30)
+    assert order[0] == (features - features.mean(0)).norm(dim=1).argmin()
+    for quota in (1, 7, 29):
+        assert torch.equal(herd(features, quota), order[:quota])
+
+
+def test_normalised_herding_looks_at_directions_only() -> None:
+    features = made(20, 3)
+    stretched = features * torch.rand(20, 1, generator=torch.Generator().manual_seed(1)).add(0.1) * 9
+    assert torch.equal(herd(stretched, 10, normalise=True), herd(features, 10, normalise=True))
+    assert not torch.equal(herd(stretched, 10), herd(features, 10))
+    unit = torch.nn.functional.normalize(features.double(), dim=1)
+    assert herd(features, 10, normalise=True).tolist() == greedy(unit, 10)
+
+
+def test_of_duplicates_the_first_is_taken() -> None:
+    features = made(5, 37).repeat(3, 1)
+    order = herd(features, 15).tolist()
+    for j in range(5):
+        copies = [position for position in order if position % 5 == j]
+        assert copies == sorted(copies)
+
+
+def test_classes_together_equal_each_alone() -> None:
+    equal = torch.stack([made(12, 4, seed) for seed in range(3)])
+    for together, alone in zip(herd_classes(equal, 5), equal, strict=True):
+        assert torch.equal(together, herd(alone, 5))
+    unequal = [made(3, 4, 1), made(9, 4, 2), made(0, 4), made(6, 4, 3)]
+    result = herd_classes(unequal, 7, normalise=True)
+    assert [len(order) for order in result] == [3, 7, 0, 6]
+    for together, alone in zip(result, unequal, strict=True):
+        assert torch.equal(together, herd(alone, 7, normalise=True))
+    assert herd_classes([], 5) == []
+    assert herd(made(4, 2), 0).tolist() == []
+
+
+def test_class_means() -> None:
+    features, labels = made(10, 3), torch.tensor([0, 2, 2, 0, 5, 2, 0, 0, 2, 2])
+    means, counts = class_means(features, labels, 4)
+    assert counts.tolist() == [4, 0, 5, 0]  # label 5 is not asked for
+    assert means.dtype == features.dtype
+    torch.testing.assert_close(means[0], features[labels == 0].mean(0))
+    torch.testing.assert_close(means[2], features[labels == 2].mean(0))
+    assert not means[[1, 3]].any()
+
+
+def test_normalised_class_means() -> None:
+    features, labels = made(6, 3), torch.tensor([0, 0, 0, 1, 1, 1])
+    means, _ = class_means(features, labels, 2, normalise=True)
+    mean = (features[:3] / features[:3].norm(dim=1, keepdim=True)).mean(0)
+    torch.testing.assert_close(means[0], mean / mean.norm())
+    torch.testing.assert_close(means.norm(dim=1), torch.ones(2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_herding_a_task_is_quick_on_a_gpu() -> None:
+    features = torch.stack([made(500, 512, seed) for seed in range(10)])
+    on_device = features.cuda()
+    herd_classes(on_device, 2)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    orders = herd_classes(on_device, 500)
+    torch.cuda.synchronize()
+    assert time.perf_counter() - start < 0.3
+    assert torch.equal(orders[0].cpu(), herd(features[0], 500))
