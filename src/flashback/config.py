@@ -47,7 +47,7 @@ class TrainingConfig:
     first_schedule: Literal["none", "step", "cosine"] | None = None  # of the first task; None: the same
     milestones: tuple[float, ...] = (0.7, 0.9)  # shares of a stage's epochs at which "step" lowers the rate
     gamma: float = 0.1  # factor of each drop
-    views: tuple[str, ...] = ("crop", "flip")  # augmentation of the training images, in order
+    views: tuple[str, ...] = ("crop", "flip")  # augmentation of the training images; steps act in a fixed order
     image_size: int | None = None  # side of the training view, where it differs from the stored images
     evaluation_batch: int = 500
     precision: Literal["fp32", "tf32", "bf16"] | None = None  # None: bf16 on CUDA, fp32 on the CPU
@@ -98,6 +98,18 @@ class FlashbackConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """How often a run saves its state. It changes nothing but that, so a run may be resumed with other values."""
+
+    minutes: float = 2.0  # at least so often
+    epochs: int = 0  # and after every so many epochs; 0: by time alone
+
+    def check(self) -> None:
+        within(self.minutes >= 0, f"checkpoint.minutes is not negative, not {self.minutes}")
+        within(self.epochs >= 0, f"checkpoint.epochs is not negative, not {self.epochs}")
+
+
+@dataclass(frozen=True)
 class HostSettings:
     """What every host has; a host extends it with its own fields."""
 
@@ -114,6 +126,7 @@ class RunConfig:
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     flashback: FlashbackConfig = field(default_factory=FlashbackConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     seed: int = 0
     recipe: str = "controlled"
     fast: bool = False  # give up determinism for speed on a GPU
@@ -121,7 +134,7 @@ class RunConfig:
     compile: bool = False  # on CUDA, compile the backbones inside the captured step
 
     def check(self) -> None:
-        for section in (self.host, self.benchmark, self.training, self.flashback):
+        for section in (self.host, self.benchmark, self.training, self.flashback, self.checkpoint):
             section.check()
         if self.flashback.enabled:
             self.flashback.split(self.training.epochs)

@@ -17,22 +17,28 @@ def made(n: int, d: int, seed: int = 0) -> Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed)) + 1
 
 
+def mean_distance(features: Tensor, rows: list[int]) -> float:
+    return float((features.mean(0) - features[rows].mean(0)).norm())
+
+
 def greedy(features: Tensor, quota: int) -> list[int]:
-    features = features.double()
-    mean, chosen = features.mean(0), []
+    features, chosen = features.double(), []
     while len(chosen) < min(quota, len(features)):
         free = [j for j in range(len(features)) if j not in chosen]
-        chosen.append(min(free, key=lambda j: float((mean - features[[*chosen, j]].mean(0)).norm())))
+        chosen.append(min(free, key=lambda j: mean_distance(features, [*chosen, j])))
     return chosen
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 14), st.integers(0, 999))
-def test_herding_is_the_greedy_rule(n: int, d: int, quota: int, seed: int) -> None:
-    features = made(n, d, seed)
+def test_every_pick_is_the_best_one_left(n: int, d: int, quota: int, seed: int) -> None:
+    features = made(n, d, seed).double()
     chosen = herd(features, quota).tolist()
-    assert chosen[: n - 1] == greedy(features, quota)[: n - 1]
     assert len(set(chosen)) == len(chosen) == min(quota, n)
+    for step, pick in enumerate(chosen):
+        before = chosen[:step]
+        distances = {j: mean_distance(features, [*before, j]) for j in range(n) if j not in before}
+        assert distances[pick] <= min(distances.values()) + 1e-12
 
 
 def test_first_pick_is_nearest_to_the_mean_and_prefixes_agree() -> None:

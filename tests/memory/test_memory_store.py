@@ -96,6 +96,23 @@ def test_of_several_writers_to_one_slot_the_last_wins() -> None:
     assert memory.stamps.tolist() == [3, 0]
 
 
+def test_the_order_in_which_the_device_writes_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> dict[str, Tensor]:
+        memory = Memory(3, SHAPE, FIELDS)
+        for step in range(4):
+            memory.reservoir(**samples(10 * step, 10), generator=generator(step))
+        return memory.state_dict()
+
+    forwards, index_copy = run(), Tensor.index_copy_
+
+    def backwards(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+        return index_copy(self, dim, index.flip(0), source.flip(0))
+
+    monkeypatch.setattr(Tensor, "index_copy_", backwards)
+    for name, tensor in run().items():
+        assert torch.equal(tensor, forwards[name]), name
+
+
 def test_reservoir_slots_never_exceed_the_trash_row() -> None:
     largest = torch.full((6,), 1 - 2**-53, dtype=torch.float64)
     assert reservoir_slots(torch.tensor(0), 3, largest).tolist() == [0, 1, 2, 3, 3, 3]
@@ -119,7 +136,7 @@ def test_stamps_are_never_given_twice() -> None:
     for step in range(5):
         batch = samples(4 * step, 4)
         memory.reservoir(batch["images"], batch["labels"], generator(step))
-        given_out.append({stamp: label for stamp, label in zip(memory.stamps.tolist(), memory.labels.tolist(), strict=True)})
+        given_out.append(dict(zip(memory.stamps.tolist(), memory.labels.tolist(), strict=True)))
     owner: dict[int, int] = {}
     for row in given_out:
         for stamp, label in row.items():

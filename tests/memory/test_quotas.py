@@ -13,7 +13,9 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize(("capacity", "classes", "quota"), [(2000, 30, 66), (2000, 100, 20), (5120, 200, 25), (7, 7, 1)])
+@pytest.mark.parametrize(
+    ("capacity", "classes", "quota"), [(2000, 30, 66), (2000, 100, 20), (5120, 200, 25), (7, 7, 1)]
+)
 def test_equal_quota(capacity: int, classes: int, quota: int) -> None:
     assert equal_quota(capacity, classes) == quota
 

@@ -16,7 +16,7 @@ class Patches(nn.Module):
     """Four tokens of a 4x4 image and a class token in front."""
 
     num_features = 6
-    pretrained_cfg = {"input_size": (3, 4, 4)}
+    pretrained_cfg = types.MappingProxyType({"input_size": (3, 4, 4)})
 
     def __init__(self, channels):
         super().__init__()
@@ -33,7 +33,7 @@ class Maps(nn.Module):
     """A convolutional model, channels first or last."""
 
     num_features = 6
-    pretrained_cfg = {"input_size": (3, 8, 8)}
+    pretrained_cfg = types.MappingProxyType({"input_size": (3, 8, 8)})
 
     def __init__(self, channels, last=False):
         super().__init__()

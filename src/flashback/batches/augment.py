@@ -100,8 +100,8 @@ def draw_boxes(
     first = fits.int().argmax(1, keepdim=True)
     found = fits.any(1)
     nearest = min(max(width / height, ratio[0]), ratio[1])
-    h = torch.where(found, heights.gather(1, first)[:, 0], min(height, round(width / nearest)))
-    w = torch.where(found, widths.gather(1, first)[:, 0], min(width, round(height * nearest)))
+    h = torch.where(found, heights.gather(1, first)[:, 0], max(1, min(height, round(width / nearest))))
+    w = torch.where(found, widths.gather(1, first)[:, 0], max(1, min(width, round(height * nearest))))
     place = torch.where(found[:, None], uniform((count, 2), 0, 1, generator), 0.5)
     # floor(u * (n + 1)) is uniform over 0..n; u may round up to 1, hence the minimum.
     top = torch.minimum((place[:, 0] * (height - h + 1)).floor(), height - h)

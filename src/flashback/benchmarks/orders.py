@@ -13,10 +13,8 @@ Order = str | int | Sequence[int]
 
 def class_order(order: Order, classes: int) -> tuple[int, ...]:
     """The original labels in learning order: `identity`, a seed such as 1993, or an explicit permutation."""
-    if order == "identity":
-        return tuple(range(classes))
     if isinstance(order, str | int):
-        return _seeded(order, classes)
+        return tuple(range(classes)) if order == "identity" else _seeded(order, classes)
     if len(order) != classes or set(order) != set(range(classes)):
         raise FlashbackError(
             f"the class order has {len(order)} entries but is no permutation of the labels 0 to {classes - 1}; "

@@ -21,7 +21,7 @@ from flashback.errors import FlashbackError
 from flashback.hosts.stages import Optimisation, Stage, Step
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
 from flashback.memory import Memory
-from flashback.nets import Net, Output, build_backbone
+from flashback.nets import Backbone, Net, Output, build_backbone
 from flashback.registry import Registry
 from flashback.seeds import seeded_initialisation
 
@@ -61,7 +61,7 @@ class Host(nn.Module):
         """Make the networks and the memory a host starts with."""
         self.net: nn.Module = self.new_net()
 
-    def new_backbone(self) -> nn.Module:
+    def new_backbone(self) -> Backbone:
         name = self.settings.net or ("smallcnn" if self.benchmark.image_shape[1] < 32 else "resnet18")
         return build_backbone(name, self.benchmark.image_shape)
 
@@ -209,7 +209,8 @@ class Host(nn.Module):
         if support.samples == "all":
             return support.weight * self.distance(step, knowledge, support)
         output, slots = self.replayed(step)
-        return support.weight * knowledge.distance(self.response(output), slots, self.memory, support.columns)
+        distance: Tensor = knowledge.distance(self.response(output), slots, self.memory, support.columns)
+        return support.weight * distance
 
     def _blank_targets(self) -> Knowledge:
         if self.memory is None:
@@ -235,7 +236,7 @@ class Host(nn.Module):
         net = self.net if net is None else net
         training = net.training
         net.eval()
-        pieces = raw.split(self.config.training.evaluation_batch)
+        pieces = torch.split(raw, self.config.training.evaluation_batch)
         result = torch.cat([part(net(self.views.plain(piece.to(self.device)))) for piece in pieces])
         net.train(training)
         return result

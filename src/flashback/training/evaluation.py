@@ -63,7 +63,7 @@ def _accuracies(host: Host, classifier: Classifier, tasks: Sequence[Task], seen:
 def _count_correct(host: Host, classifier: Classifier, task: Task, seen: int) -> Tensor:
     counts = torch.zeros(2, dtype=torch.int64, device=host.device)
     batch = host.config.training.evaluation_batch
-    for images, labels in zip(task.test.x.split(batch), task.test.y.split(batch), strict=True):
+    for images, labels in zip(torch.split(task.test.x, batch), torch.split(task.test.y, batch), strict=True):
         labels = labels.to(host.device)
         scores = classifier(host.views.plain(images.to(host.device)))
         counts[0] += (scores[:, :seen].argmax(dim=1) == labels).sum()

@@ -1,12 +1,72 @@
-"""Which step a stage runs: on CUDA a captured one, elsewhere the plain one."""
+"""The fast step: on CUDA a whole training step is captured once as a graph, and replayed.
+
+At the batch sizes of continual learning an eager step leaves a GPU waiting for Python most of the time. A replay
+launches everything at once: gather, augmentation, replay draws, teachers, student, losses, backward, SGD, after-step.
+"""
 
 from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
 
 from flashback.batches import Stream
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Stage
 from flashback.training.step import TrainingStep
 
+EAGER_FIRST = 2  # real steps before a capture: they start up cuDNN, cuBLAS and the caches, and need not be undone
+
 
 def make_step(host: Host, stage: Stage, stream: Stream, precision: str) -> TrainingStep:
-    return TrainingStep(host, stage, stream, precision)
+    """The captured step where it can be, the plain one elsewhere."""
+    captured = host.device.type == "cuda" and host.config.capture and stream.images.is_cuda
+    return (CapturedStep if captured else TrainingStep)(host, stage, stream, precision)
+
+
+class CapturedStep(TrainingStep):
+    """Captures one graph for each shape of step: the batch size, and what the stage's variant says."""
+
+    def __init__(self, host: Host, stage: Stage, stream: Stream, precision: str) -> None:
+        super().__init__(host, stage, stream, precision)
+        self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.seen: dict[object, int] = {}
+        self.side = torch.cuda.Stream(host.device)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.capturing = True
+
+    def __call__(self, indices: Tensor) -> None:
+        shape = (len(indices), self.stage.variant())
+        if shape in self.graphs:
+            graph, static_indices = self.graphs[shape]
+            static_indices.copy_(indices)
+            graph.replay()
+            return
+        self.seen[shape] = self.seen.get(shape, 0) + 1
+        if not self.capturing or self.seen[shape] <= EAGER_FIRST or not self.capture(shape, indices):
+            self.on_side_stream(indices)
+        else:
+            self(indices)
+
+    def on_side_stream(self, indices: Tensor) -> None:
+        """An eager step on the stream that captures later, as captures ask of what runs before them."""
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self.descend(indices)
+        torch.cuda.current_stream().wait_stream(self.side)
+
+    def capture(self, shape: object, indices: Tensor) -> bool:
+        """Record a step without running it. What cannot be recorded is said once, and runs eagerly."""
+        graph, static_indices = torch.cuda.CUDAGraph(), indices.clone()
+        graph.register_generator_state(self.host.generator)
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+                self.descend(static_indices)
+        except Exception as error:  # a host from outside may do anything in its step
+            self.capturing = False
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            warnings.warn(f"the step of stage '{self.stage.name}' cannot be captured, it runs eagerly: {reason}", stacklevel=2)
+            return False
+        self.graphs[shape] = (graph, static_indices)
+        return True

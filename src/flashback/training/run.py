@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from flashback.config import RunConfig, to_dict
 from flashback.errors import FlashbackError
 from flashback.hosts.base import HOSTS, Host
 from flashback.plugin import Flashback
-from flashback.records import RunFolder
-from flashback.training.trainer import Observer, Trainer, TrainingResult
+from flashback.recipes import config_from_dict
+from flashback.records import RunFolder, read_config
+from flashback.training.checkpoints import Checkpoints
+from flashback.training.trainer import History, Observer, Trainer, TrainingResult
 
 
 def select_device(name: str = "auto") -> torch.device:
@@ -69,20 +72,62 @@ def run(
     device: str | torch.device = "auto",
     observers: Sequence[Observer] = (),
 ) -> TrainingResult:
-    """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there."""
+    """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there.
+
+    A folder that holds an unfinished run of the same configuration is gone on with, exactly where it stopped.
+    """
     device = select_device(device) if isinstance(device, str) else device
     precision = select_precision(config, device)
     prepare_device(config, device, precision)
     benchmark = open_benchmark(config, data)
     method = build_method(config, benchmark, device)
-    folder = RunFolder.create(Path(out), to_dict(config)) if out is not None else None
-    writers = [folder.log] if folder else []
-    trainer = Trainer(method, benchmark, [*writers, *observers], precision=precision)
-    result = trainer.run()
-    if folder:
-        folder.write_results(result.as_dict())
-        folder.write_run(describe(config, benchmark, device, precision, trainer))
+    with saying_what_to_lower():
+        if out is None:
+            return Trainer(method, benchmark, observers, precision=precision).run()
+        folder = RunFolder.open(Path(out), to_dict(config), ignored=["checkpoint"])
+        with folder.lock():
+            return _run_in_folder(folder, method, benchmark, observers, precision)
+
+
+def _run_in_folder(
+    folder: RunFolder, method: Host | Flashback, benchmark: Benchmark, observers: Sequence[Observer], precision: str
+) -> TrainingResult:
+    host = method.host
+    facts = describe(host.config, benchmark, host.device, precision)
+    check_same_data(folder, facts)
+    folder.write_run(facts)
+    checkpoints = Checkpoints(folder.path / "checkpoint", host.config.checkpoint, folder.log_size)
+    trainer = Trainer(method, benchmark, [folder.log, *observers], checkpoints, precision)
+    state = checkpoints.load()
+    folder.cut_log(state.values["log_bytes"] if state else 0)
+    if state:
+        trainer.resume(state)
+    with checkpoints.stop_on_signals():
+        result = trainer.run()
+    folder.write_run({**facts, **spent(trainer.history)})
+    folder.write_results(result.as_dict())
     return result
+
+
+def resume(path: str | Path, **options: Any) -> TrainingResult:
+    """Go on with the unfinished run of a folder, by what the folder holds alone."""
+    return run(config_from_dict(read_config(Path(path))), out=path, **options)
+
+
+@contextmanager
+def saying_what_to_lower() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise FlashbackError(
+            "the device has run out of memory; lower training.batch_size or training.evaluation_batch"
+        ) from None
+
+
+def check_same_data(folder: RunFolder, facts: dict[str, Any]) -> None:
+    before = folder.read_run().get("data_checksum")
+    if before is not None and before != facts["data_checksum"]:
+        raise FlashbackError(f"the data has changed since the run in {folder.path} began; start a new run")
 
 
 def prepare_device(config: RunConfig, device: torch.device, precision: str) -> None:
@@ -96,11 +141,9 @@ def prepare_device(config: RunConfig, device: torch.device, precision: str) -> N
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
-def describe(
-    config: RunConfig, benchmark: Benchmark, device: torch.device, precision: str, trainer: Trainer
-) -> dict[str, Any]:
-    """The contents of run.json: where, with what and at what cost a run was made."""
-    history = trainer.history
+def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, precision: str) -> dict[str, Any]:
+    """The first part of run.json: where and with what a run is made. Equal `must_match` gives equal results.json."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "host": config.host.name,
         "benchmark": benchmark.name,
@@ -110,11 +153,18 @@ def describe(
         "class_order": list(benchmark.order),
         "task_sizes": list(benchmark.sizes),
         "data_checksum": benchmark.checksum,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device": name,
         "precision": precision,
         "deterministic": device.type == "cpu" or not config.fast,
+        "must_match": {"device": name, "precision": precision, "threads": torch.get_num_threads(), **versions()},
         "versions": versions(),
         "commit": commit(),
+    }
+
+
+def spent(history: History) -> dict[str, Any]:
+    """The second part of run.json: what the run cost."""
+    return {
         "steps": sum(entry["steps"] for entry in history.budget),
         "images": sum(entry["images"] for entry in history.budget),
         "budget": history.budget,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashback.batches import Batch, Stream
+from flashback.errors import FlashbackError
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Stage
 
@@ -48,6 +50,8 @@ class TrainingStep:
         self.host, self.stage, self.stream, self.precision = host, stage, stream, precision
         self.optimiser = build_optimiser(stage)
         self.sums: dict[str, Tensor] = {}
+        self.finite = torch.ones((), device=host.device)  # 1 while every loss term so far was finite
+        self.finite_steps = torch.zeros((), device=host.device)  # steps of this epoch until one was not
 
     def __call__(self, indices: Tensor) -> None:
         self.descend(indices)
@@ -57,11 +61,12 @@ class TrainingStep:
         with self.autocast():
             step = self.stage.forward(self.gather(indices))
             terms = self.stage.losses(step)
-        total_loss(terms).backward()  # type: ignore[no-untyped-call]
+        total = total_loss(terms)
+        total.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         with torch.no_grad():
             self.stage.after_step(step)
-            self.accumulate(terms, len(indices))
+            self.accumulate(terms, total, len(indices))
 
     def gather(self, indices: Tensor) -> Batch:
         raw = self.stream.images[indices]
@@ -71,18 +76,29 @@ class TrainingStep:
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.host.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
-    def accumulate(self, terms: Mapping[str, Tensor], images: int) -> None:
+    def accumulate(self, terms: Mapping[str, Tensor], total: Tensor, images: int) -> None:
         for name, value in terms.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), device=self.host.device)
             self.sums[name] += value.detach() * images
+        self.finite *= torch.isfinite(total)
+        self.finite_steps += self.finite
 
     def read_means(self, images: int) -> dict[str, float]:
         """The mean of every loss term over an epoch; starts the next sums."""
-        means = {name: float(value) / images for name, value in self.sums.items()}
-        for value in self.sums.values():
+        means = {name: float(value) / images for name, value in sorted(self.sums.items())}
+        for value in (*self.sums.values(), self.finite_steps):
             value.zero_()
         return means
+
+    def check_finite(self, where: str) -> None:
+        """Refuse to go on, or to be saved, once a loss was not a number."""
+        if not float(self.finite):
+            broken = [name for name, value in self.sums.items() if not math.isfinite(float(value))]
+            raise FlashbackError(
+                f"the loss is not finite any more: {' and '.join(broken) or 'the total'} in {where}, "
+                f"step {int(self.finite_steps) + 1}; lower training.lr"
+            )
 
     def state(self) -> dict[str, Tensor]:
         """Momentum and unread sums, for a checkpoint."""
@@ -91,7 +107,8 @@ class TrainingStep:
             for k, parameter in enumerate(self.optimiser.param_groups[0]["params"])
             if self.stage.optimisation.momentum
         }
-        return momentum | {f"sums.{name}": value for name, value in self.sums.items()}
+        counts = {"finite": self.finite, "finite_steps": self.finite_steps}
+        return momentum | counts | {f"sums.{name}": value for name, value in self.sums.items()}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:

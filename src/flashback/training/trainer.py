@@ -133,6 +133,8 @@ class Trainer:
             self.history.untrained = evaluate_ahead(self.host, self.benchmark.tasks) or {}
         for task in self.benchmark.tasks[self.position.task :]:
             self.run_task(task)
+        self.save()
+        self.history.seconds += time.monotonic() - self._clock
         return TrainingResult(self.history, self.benchmark.tasks)
 
     def run_task(self, task: Task) -> None:
@@ -180,12 +182,13 @@ class Trainer:
         set_rate(self.step.optimiser, rate)
         stage.before_epoch(epoch)
         spent = self.history.budget[-1]
-        batches = order.split(stage.batch_size)
+        batches = torch.split(order, stage.batch_size)
         for k in range(self.position.step, len(batches)):
             self.step(batches[k])
             spent["steps"] += 1
             spent["images"] += len(batches[k])
             self.move(replace(self.position, epoch=epoch, step=k + 1))
+        self.step.check_finite(f"{stage.name} of task {self.host.task.index + 1}, epoch {epoch + 1}")
         terms = self.step.read_means(images)
         self.emit("epoch", stage=stage.name, epoch=epoch, epochs=stage.epochs, lr=rate, losses=terms)
         self.move(replace(self.position, epoch=epoch + 1, step=0))
@@ -210,9 +213,16 @@ class Trainer:
         if self.keeper is not None and self.keeper.due(position):
             self.keeper.save(self.state())
 
+    def save(self) -> None:
+        if self.keeper is not None:
+            self.keeper.save(self.state())
+
     # ------------------------------------------------------------ state, for exact resume
 
     def state(self) -> RunState:
+        if self.step is not None:
+            where = f"task {self.position.task + 1}, epoch {self.position.epoch + 1}"
+            self.step.check_finite(where)
         now = time.monotonic()
         self.history.seconds += now - self._clock
         self._clock = now

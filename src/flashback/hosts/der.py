@@ -1,0 +1,80 @@
+"""DER and DER++ (Buzzega et al. 2020): replay with the logits the model gave when it met an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from flashback.batches import Batch
+from flashback.config import within
+from flashback.hosts.base import HOSTS, cross_entropy
+from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
+from flashback.knowledge import Support
+from flashback.nets import Net, Output
+
+
+@dataclass(frozen=True)
+class DERSettings(ReplaySettings):
+    targets: Literal["logits", "embeddings"] = "logits"  # what is stored and met again: o or z of Eq. 2 and 10
+
+
+@HOSTS.register("der")
+class DER(ReplayHost):
+    """Cross-entropy on new images, squared error to stored targets on replayed ones (DER, Eq. 6)."""
+
+    Settings = DERSettings
+    draws: ClassVar[int] = 1
+    net: Net
+
+    def forward(self, batch: Batch) -> ReplayStep:
+        return ReplayStep(batch, self.net(batch.x), self.recall(self.draws))
+
+    def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
+        terms = {"task": cross_entropy(step.output.logits, step.batch.y)}
+        if step.draws:
+            terms["stability"] = self.stability(step)
+        return terms
+
+    def after_step(self, step: ReplayStep) -> None:
+        """Offer the raw images to the reservoir, with the answers to their augmented views from before the step."""
+        targets = self.response(step.output)
+        self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, targets=targets)
+
+    def response(self, output: Output) -> Tensor:
+        return output.features if self.settings.targets == "embeddings" else output.logits
+
+    def response_width(self) -> int:
+        return self.net.backbone.width if self.settings.targets == "embeddings" else super().response_width()
+
+    def weighted_distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
+        if self.settings.targets == "embeddings":  # they have no class columns to choose from
+            support = replace(support, columns=slice(None))
+        return super().weighted_distance(step, knowledge, support)
+
+
+@dataclass(frozen=True)
+class DERPlusPlusSettings(DERSettings):
+    alpha: float = 0.1
+    beta: float = 0.5  # weight of the cross-entropy on replayed images
+
+    def check(self) -> None:
+        super().check()
+        within(self.beta >= 0, f"host.beta is not negative, not {self.beta}")
+
+
+@HOSTS.register("der++")
+class DERPlusPlus(DER):
+    """DER and cross-entropy on a second, independent draw (DER++, Eq. 7)."""
+
+    Settings = DERPlusPlusSettings
+    draws = 2
+
+    def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
+        terms = dict(super().losses(step))
+        if step.draws:
+            second = step.draws[1]
+            terms["replay"] = self.settings.beta * cross_entropy(second.output.logits, second.labels)
+        return terms

@@ -1,0 +1,64 @@
+"""Hosts from outside the package: those of installed packages, and those in a file the user names."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import warnings
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from flashback.errors import FlashbackError
+from flashback.hosts.base import HOSTS
+
+GROUP = "flashback.hosts"
+
+
+@cache
+def load_installed_hosts() -> None:
+    """Import what installed packages offer, once. An entry point names a module, or a class in it, that registers."""
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as problem:  # somebody else's package: whatever it raises must not stop this one
+            warnings.warn(f"the hosts of '{entry.value}' cannot be used ({in_one_line(problem)})", stacklevel=2)
+
+
+def load_host_file(path: str | Path) -> list[str]:
+    """Run a Python file and return the names of the hosts it registers."""
+    path = Path(path).expanduser()
+    try:
+        source = path.read_bytes()
+    except OSError as problem:
+        raise FlashbackError(f"--host-file {path} cannot be read ({problem.strerror}); check the path") from None
+    # A private name, another one for every file and every content, so that no file hides another.
+    name = "_flashback_host_" + hashlib.sha256(str(path.resolve()).encode() + source).hexdigest()[:16]
+    if name not in sys.modules:
+        execute(path, source, name)
+    own = [host for host in HOSTS if HOSTS[host].__module__ == name]
+    if not own:
+        raise FlashbackError(f'--host-file {path} registers no host; decorate its class with @HOSTS.register("name")')
+    return own
+
+
+def execute(path: Path, source: bytes, name: str) -> None:
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses look their own module up while they are made
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    except BaseException as problem:
+        del sys.modules[name]
+        if isinstance(problem, KeyboardInterrupt):
+            raise
+        raise FlashbackError(f"--host-file {path} cannot be used ({in_one_line(problem)})") from None
+
+
+def in_one_line(problem: BaseException) -> str:
+    """The kind of an exception and what it says; for a syntax error the line."""
+    if isinstance(problem, SyntaxError) and problem.lineno:
+        return f"syntax error in line {problem.lineno}: {problem.msg}"
+    said = " ".join(str(problem).split())
+    return f"{type(problem).__name__}: {said}" if said else type(problem).__name__

@@ -1,0 +1,103 @@
+"""Hosts that replay: beside every batch of new images, they draw images from a memory and their stored targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashback.config import HostSettings, within
+from flashback.hosts.base import Host
+from flashback.hosts.stages import Step
+from flashback.knowledge import Support, squared_error
+from flashback.memory import Field, Memory
+from flashback.nets import Output
+
+
+@dataclass(frozen=True)
+class ReplaySettings(HostSettings):
+    memory_size: int = 2000  # images in the memory
+    minibatch: int = 32  # images of one draw from the memory
+    alpha: float = 0.3  # weight of the squared error to the stored targets (alpha_s of the paper)
+
+    def check(self) -> None:
+        within(self.memory_size >= 1, f"host.memory_size is at least 1, not {self.memory_size}; replay needs a memory")
+        within(self.minibatch >= 1, f"host.minibatch is at least 1, not {self.minibatch}")
+        within(self.alpha >= 0, f"host.alpha is not negative, not {self.alpha}")
+
+
+@dataclass
+class Draw:
+    """Images drawn from the memory and the model's answers to them, each image augmented anew."""
+
+    slots: Tensor
+    labels: Tensor
+    output: Output
+
+
+@dataclass
+class ReplayStep(Step):
+    """A step with its draws; there are none as long as the memory is empty."""
+
+    draws: list[Draw]
+
+
+class ReplayHost(Host):
+    """The memory is the stable knowledge (Eq. 2): images, labels and what the model answered when they were stored.
+
+    Plasticity acts where stability does: on the first draw, over all columns, with the same distance (Eq. 16 and 21).
+    """
+
+    family = "replay"
+    memory: Memory
+
+    def build(self) -> None:
+        super().build()
+        self.memory = Memory(self.settings.memory_size, self.benchmark.image_shape, self.fields())
+
+    def fields(self) -> dict[str, Field]:
+        return {"targets": ((self.response_width(),), torch.float32)}
+
+    def allocate(self) -> None:
+        """Nothing to allocate: the memory stands from the start."""
+
+    def knowledge_bytes(self) -> dict[str, int]:
+        """The whole memory, as plastic targets too have room for every slot."""
+        return {"stable": self.memory.nbytes(allocated=True)}
+
+    def stability_support(self) -> Support:
+        return Support(samples="memory", weight=self.settings.alpha)
+
+    def plasticity_support(self) -> Support:
+        return Support(samples="memory")
+
+    # ------------------------------------------------------------ draws
+
+    def available(self, wanted: int) -> int:
+        """How many images a draw can give."""
+        return self.memory.available(min(wanted, self.memory.capacity))
+
+    def variant(self) -> object:
+        return self.available(self.settings.minibatch)
+
+    def recall(self, draws: int) -> list[Draw]:
+        """So many independent draws, each with a pass of its own."""
+        size = self.available(self.settings.minibatch)
+        return [self._draw(size) for _ in range(draws)] if size else []
+
+    def _draw(self, size: int) -> Draw:
+        slots = self.memory.draw(size, self.generator)
+        x = self.views.weak(self.memory.images[slots], self.generator)
+        return Draw(slots, self.memory.labels[slots], self.net(x))
+
+    def replayed(self, step: Any) -> tuple[Output, Tensor]:
+        first: Draw = step.draws[0]
+        return first.output, first.slots
+
+    def stability(self, step: ReplayStep) -> Tensor:
+        """alpha_s times the distance to the stored targets, on the first draw."""
+        output, slots = self.replayed(step)
+        support = self.stability_support()
+        return support.weight * squared_error(self.response(output), self.memory["targets"][slots])

@@ -1,0 +1,232 @@
+"""Damaged or hostile input ends in one sentence, before any training."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flashback.benchmarks import BENCHMARKS, load_benchmark
+from flashback.errors import FlashbackError
+
+
+class Trap:
+    """Unpickling it would be noticed."""
+
+    def __reduce__(self) -> tuple[Callable, tuple[str]]:
+        return pytest.fail, ("a pickle was loaded",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"x_test": None}, "has no array 'x_test'; it needs x_train, y_train, x_test, y_test"),
+        ({"x_train": np.zeros((36, 4, 4, 3))}, r"'x_train' is float64 \[36, 4, 4, 3\]; it must be uint8 \[n, height"),
+        ({"x_train": np.zeros((36, 3, 4, 4), np.uint8)}, r"'x_train' is uint8 \[36, 3, 4, 4\]; it must be uint8"),
+        ({"x_train": np.zeros((36, 48), np.uint8)}, r"'x_train' is uint8 \[36, 48\]; it must be"),
+        ({"x_train": np.zeros((0, 4, 4, 3), np.uint8)}, "and not empty"),
+        ({"x_test": np.zeros((12, 5, 4, 3), np.uint8)}, r"training images are \[4, 4, 3\] but test images \[5, 4, 3\]"),
+        ({"y_train": np.zeros(36)}, r"'y_train' is float64 \[36\]; it must be integers \[n\]"),
+        ({"y_train": np.zeros((36, 1), int)}, r"'y_train' is int64 \[36, 1\]; it must be integers \[n\]"),
+        ({"y_train": np.array(3)}, r"'y_train' is int64 \[\]; it must be integers"),
+        ({"y_train": np.arange(35) % 6}, "x_train has 36 images but y_train 35 labels; they must match"),
+        ({"y_train": np.arange(36) % 6 - 1}, "y_train has labels from -1 to 4; 6 classes are labelled 0 to 5"),
+        ({"y_train": np.arange(36) % 6 * 2}, "y_train has labels from 0 to 10; 6 classes are labelled 0 to 5, each"),
+        ({"y_test": np.full(12, 6)}, "y_test has labels from 6 to 6; 6 classes are labelled 0 to 5"),
+        ({"y_test": np.full(12, 2**63, np.uint64)}, "y_test has labels from 9223372036854775808 to"),
+        ({"y_test": np.full(12, Trap())}, r"'y_test' is object \[12\]; it must be integers \[n\]"),
+        ({"x_test": np.full((12, 4, 4, 3), Trap())}, r"'x_test' is object \[12, 4, 4, 3\]; it must be uint8"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(npz: Callable, changes: dict[str, np.ndarray], sentence: str) -> None:
+    with pytest.raises(FlashbackError, match=sentence):
+        load_benchmark(str(npz(**changes)), sizes=[3, 3])
+
+
+def test_labels_of_any_integer_type_and_images_in_any_layout(npz: Callable, arrays: Callable) -> None:
+    made = arrays(6)
+    changes = {"y_train": made["y_train"].astype(">u2"), "x_train": np.asfortranarray(made["x_train"])}
+    expected, found = (load_benchmark(str(npz(**given)), sizes=[6]) for given in ({}, changes))
+    assert found.checksum == expected.checksum
+    assert found.tasks[0].train.x.equal(expected.tasks[0].train.x)
+
+
+def test_a_named_dataset_of_another_kind_is_refused(tmp_path: Path, npz: Callable) -> None:
+    npz("cifar10", classes=10)
+    with pytest.raises(FlashbackError, match=r"hold 10 classes of images \[3, 4, 4\], expected 10 of \[3, 32, 32\]"):
+        load_benchmark("split-cifar10", data=tmp_path)
+    npz("cifar10", classes=11, shape=(32, 32, 3))
+    with pytest.raises(FlashbackError, match="y_train has labels from 0 to 10; 10 classes are labelled 0 to 9"):
+        load_benchmark("split-cifar10", data=tmp_path)
+    npz("fashion_mini", classes=10, shape=(28, 28))
+    with pytest.raises(FlashbackError, match="the data of fashion_mini have a wrong checksum"):
+        load_benchmark("split-fashion-mini", data=tmp_path)
+
+
+def test_a_class_or_a_task_without_images_is_refused(tmp_path: Path, npz: Callable, arrays: Callable) -> None:
+    made = arrays(10, shape=(32, 32, 3))
+    no_cats = np.where(made["y_train"] == 3, 2, made["y_train"])
+    npz("cifar10", **{**made, "y_train": no_cats})
+    with pytest.raises(FlashbackError, match="task 2 has no training images of class 'cat'; add some"):
+        load_benchmark("split-cifar10", data=tmp_path)
+    npz("cifar10", **{**made, "y_test": made["y_test"] % 4})
+    with pytest.raises(FlashbackError, match="task 3 has no test images; add some or give other sizes"):
+        load_benchmark("split-cifar10", data=tmp_path)
+
+
+def test_names_and_sizes_that_are_wrong(tmp_path: Path, npz: Callable) -> None:
+    with pytest.raises(FlashbackError, match="unknown benchmark 'split-cifar-10'; did you mean 'split-cifar10'"):
+        load_benchmark("split-cifar-10")
+    with pytest.raises(FlashbackError, match=r"there is no file .*none.npz; check the path"):
+        load_benchmark(str(tmp_path / "none.npz"), sizes=[2])
+    with pytest.raises(FlashbackError, match=r"there is no folder .*none/train"):
+        load_benchmark(str(tmp_path / "none"), sizes=[2])
+    with pytest.raises(FlashbackError, match=r"made.npz says nothing about tasks; give sizes, such as \[2, 2, 2\]"):
+        load_benchmark(str(npz()))
+    with pytest.raises(FlashbackError, match=r"the task sizes \[2, 2\] sum to 4, but the dataset has 6 classes"):
+        load_benchmark(str(npz()), sizes=[2, 2])
+    with pytest.raises(FlashbackError, match="no permutation"):
+        load_benchmark(str(npz()), sizes=[6], order=[0, 1])
+
+
+def test_wrong_plans_are_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(FlashbackError, match="the task sizes"):
+        load_benchmark("split-cifar10", data=tmp_path, sizes=[3])
+    with pytest.raises(FlashbackError, match="no permutation"):
+        load_benchmark("split-cifar10", data=tmp_path, order=[3])
+
+
+def npy_bytes(shape: str, data: bytes, descr: str = "'|u1'") -> bytes:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
+
+
+def rezip(path: Path, key: str, content: bytes) -> Path:
+    """The same .npz with one member's bytes replaced."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members[f"{key}.npy"] = content
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, value in members.items():
+            archive.writestr(name, value)
+    return path
+
+
+@pytest.mark.parametrize("shape", ["(999999999, 999, 999, 3)", "(36, 4, 4, 1)", f"({2**64}, 4, 4, 3)"])
+def test_a_header_that_claims_another_size_is_refused_before_memory_is_taken(npz: Callable, shape: str) -> None:
+    path = rezip(npz(), "x_train", npy_bytes(shape, bytes(36 * 48)))
+    with pytest.raises(FlashbackError, match=r"'x_train' declares .* bytes of shape .*, which the file cannot hold"):
+        load_benchmark(str(path), sizes=[6])
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_zip_directory_that_claims_another_size_is_refused(npz: Callable, compression: int) -> None:
+    """Both the array header and the directory of the archive lie, in agreement."""
+    path = npz()
+    content, claimed = npy_bytes("(70000, 256, 256, 1)", b"x"), 70_000 * 256 * 256
+    stream = io.BytesIO()
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(stream, "w", compression) as archive:
+        for name in source.namelist():
+            archive.writestr(name, content if name == "x_train.npy" else source.read(name))
+        info = archive.getinfo("x_train.npy")
+        info.file_size = len(content) - 1 + claimed
+    path.write_bytes(stream.getvalue())
+    with pytest.raises(FlashbackError, match="which the file cannot hold"):
+        load_benchmark(str(path), sizes=[6])
+
+
+@pytest.mark.parametrize("kept", [0, 10, 100, 1000, -1, -30])
+def test_a_truncated_npz_is_refused(npz: Callable, kept: int) -> None:
+    path = npz()
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(
+        FlashbackError, match=r"cannot read .*made.npz: the file is damaged, truncated or of another kind"
+    ):
+        load_benchmark(str(path), sizes=[6])
+
+
+def test_a_changed_byte_of_an_image_is_noticed(npz: Callable) -> None:
+    path = npz()
+    raw = bytearray(path.read_bytes())
+    raw[1000] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(FlashbackError, match=r"cannot read .*CRC"):
+        load_benchmark(str(path), sizes=[6])
+
+
+@pytest.mark.parametrize("size", [0, 100, 3073 * 2 + 1])
+def test_a_cifar_file_of_a_wrong_size_is_refused(tmp_path: Path, tar: Callable, size: int) -> None:
+    tar("cifar-10-binary.tar.gz", {"cifar-10-batches-bin/test_batch.bin": bytes(size)})
+    with pytest.raises(
+        FlashbackError, match=r"test_batch.bin holds no whole number of images; fetch the archive again"
+    ):
+        load_benchmark("split-cifar10", data=tmp_path)
+
+
+def test_a_cifar_archive_without_a_file_or_cut_short_is_refused(tmp_path: Path, tar: Callable) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, 3073 * 20, np.uint8).tobytes()
+    path = tar("cifar-10-binary.tar.gz", {"cifar-10-batches-bin/test_batch.bin": noise})
+    with pytest.raises(FlashbackError, match=r"does not hold cifar-10-batches-bin/data_batch_1.bin; fetch"):
+        load_benchmark("split-cifar10", data=tmp_path)
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(FlashbackError, match=r"cannot read .*cifar-10-binary.tar.gz: the file is damaged"):
+        load_benchmark("split-cifar10", data=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["split-cifar10", "split-cifar100", "split-tinyimagenet"])
+def test_an_archive_of_noise_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / BENCHMARKS[name].dataset.files[0]).write_bytes(b"<html>not found</html>")
+    with pytest.raises(FlashbackError, match=r"cannot read .*: the file is damaged, truncated or of another kind"):
+        load_benchmark(name, data=tmp_path)
+
+
+def load_or_refuse(path: Path) -> None:
+    """Anything but a benchmark or a FlashbackError fails the test that calls it."""
+    try:
+        benchmark = load_benchmark(str(path), sizes=[3, 3])
+    except FlashbackError:
+        return
+    assert benchmark.sizes == [3, 3]
+
+
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+numbers = st.integers(-3, 40) | st.sampled_from([2**31, 2**63, 2**64])
+shapes = st.lists(numbers, max_size=5).map(lambda axes: str(tuple(axes))) | st.text(max_size=20)
+types = st.sampled_from(
+    ["'|u1'", "'<i8'", "'|O'", "'|V3'", "'<U4'", "[('a', '<i4')]", "'|u1', 'extra': 1", "7", "'", "("]
+)
+
+
+@FUZZ
+@given(
+    key=st.sampled_from(["x_train", "y_train", "x_test", "y_test"]),
+    shape=shapes,
+    descr=types,
+    size=st.integers(0, 2000),
+)
+def test_any_header_loads_or_is_refused(npz: Callable, key: str, shape: str, descr: str, size: int) -> None:
+    load_or_refuse(rezip(npz(), key, npy_bytes(shape, bytes(size), descr)))
+
+
+@FUZZ
+@given(content=st.binary(max_size=200), key=st.sampled_from(["x_train", "y_test"]), magic=st.booleans())
+def test_any_member_loads_or_is_refused(npz: Callable, content: bytes, key: str, magic: bool) -> None:
+    load_or_refuse(rezip(npz(), key, (b"\x93NUMPY" if magic else b"") + content))
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_change_of_bytes_loads_or_is_refused(npz: Callable, data: st.DataObject) -> None:
+    path = npz()
+    raw = bytearray(path.read_bytes())
+    for place, value in data.draw(st.lists(st.tuples(st.integers(1, len(raw)), st.integers(0, 255)), max_size=6)):
+        raw[-place] = value
+    path.write_bytes(raw)
+    load_or_refuse(path)

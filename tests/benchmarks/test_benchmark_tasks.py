@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flashback.benchmarks import BENCHMARKS, Images, Task, describe_benchmarks, load_benchmark
+from flashback.errors import FlashbackError
+
+EXPECTED = {
+    "split-fashion-mini": ([2] * 5, "identity", "28x28x1"),
+    "split-cifar10": ([2] * 5, "identity", "32x32x3"),
+    "split-cifar100": ([10] * 10, "identity", "32x32x3"),
+    "split-tinyimagenet": ([20] * 10, "identity", "64x64x3"),
+    "cifar100-b0-10": ([10] * 10, "1993", "32x32x3"),
+    "cifar100-b50-10": ([50, 10, 10, 10, 10, 10], "1993", "32x32x3"),
+    "cifar100-b50-5": ([50] + [5] * 10, "1993", "32x32x3"),
+    "cifar100-b50-2": ([50] + [2] * 25, "1993", "32x32x3"),
+    "imagenet100-b0-10": ([10] * 10, "1993", "256x256x3"),
+    "imagenet100-b50-10": ([50, 10, 10, 10, 10, 10], "1993", "256x256x3"),
+}
+
+
+def test_the_named_benchmarks_are_those_of_the_literature() -> None:
+    rows = {row["name"]: row for row in describe_benchmarks()}
+    assert set(rows) == set(BENCHMARKS) == set(EXPECTED)
+    for name, (sizes, order, image) in EXPECTED.items():
+        assert list(BENCHMARKS[name].sizes) == sizes
+        row = rows[name]
+        assert (row["tasks"], row["classes"], row["order"], row["image"]) == (len(sizes), sum(sizes), order, image)
+    assert rows["cifar100-b50-5"]["sizes"] == "50 + 10x5"
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_class_names_are_complete_and_distinct(name: str) -> None:
+    dataset = BENCHMARKS[name].dataset
+    assert len(dataset.mean) == len(dataset.std) == dataset.image[0]
+    assert len(set(dataset.class_names)) in (0, dataset.classes)
+
+
+def test_a_task_knows_its_columns() -> None:
+    images = Images(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([4, 5, 6]))
+    task = Task(1, range(4, 7), images, images)
+    columns = list(range(9))
+    assert len(task.train) == 3
+    assert (list(task.before), list(task.seen)) == ([0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6])
+    assert (columns[task.old], columns[task.new]) == ([0, 1, 2, 3], [4, 5, 6])
+
+
+def test_the_embedded_benchmark_is_balanced_and_needs_no_files(tmp_path: Path) -> None:
+    benchmark = load_benchmark("split-fashion-mini", data=tmp_path, download=False)
+    assert benchmark.image_shape == (1, 28, 28)
+    assert (benchmark.classes, benchmark.sizes, benchmark.crop_padding) == (10, [2] * 5, 4)
+    assert (benchmark.mean, benchmark.std) == ((0.2860,), (0.3530,))
+    assert benchmark.class_names[:2] == ("t-shirt", "trouser")
+    for task in benchmark.tasks:
+        assert Counter(task.train.y.tolist()) == dict.fromkeys(task.classes, 500)
+        assert Counter(task.test.y.tolist()) == dict.fromkeys(task.classes, 100)
+    pixels = torch.cat([task.train.x for task in benchmark.tasks]).double() / 255
+    assert pixels.mean().item() == pytest.approx(0.2860, abs=0.01)
+    assert pixels.std().item() == pytest.approx(0.3530, abs=0.01)
+
+
+def trace(images: Images, arrays: dict[str, np.ndarray]) -> list[tuple[int, int]]:
+    """(row, original label) of each image, from the row its first pixels spell."""
+    x, y = np.concatenate([arrays["x_train"], arrays["x_test"]]), np.concatenate([arrays["y_train"], arrays["y_test"]])
+    found = []
+    for picture in images.x:
+        flat = picture.permute(1, 2, 0).reshape(-1)
+        row = int(flat[0]) * 256 + int(flat[1])
+        assert (picture.permute(1, 2, 0).numpy() == x[row].reshape(picture.permute(1, 2, 0).shape)).all()
+        found.append((row, int(y[row])))
+    return found
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (4, 5, 1), (4, 5)])
+@pytest.mark.parametrize("order", ["identity", 1993, [3, 1, 5, 0, 2, 4]])
+def test_labels_are_positions_in_the_order(
+    npz: Callable, arrays: Callable, shape: tuple, order: str | int | list
+) -> None:
+    made = arrays(6, shape=shape)
+    benchmark = load_benchmark(str(npz(shape=shape)), sizes=[3, 1, 2], order=order)
+    assert benchmark.image_shape == ((1, 4, 5) if shape != (4, 5, 3) else (3, 4, 5))
+    assert (benchmark.name, benchmark.dataset, benchmark.classes) == ("made", "made", 6)
+    assert benchmark.class_names == tuple(str(label) for label in benchmark.order)
+    rows: dict[str, list[int]] = {"train": [], "test": []}
+    for task, classes in zip(benchmark.tasks, [range(3), range(3, 4), range(4, 6)], strict=True):
+        assert task.classes == classes
+        for part, images in (("train", task.train), ("test", task.test)):
+            assert (images.x.dtype, images.y.dtype) == (torch.uint8, torch.int64)
+            assert set(images.y.tolist()) == set(classes)
+            traced = trace(images, made)
+            assert [benchmark.order[y] for y in images.y.tolist()] == [label for _, label in traced]
+            rows[part] += [row for row, _ in traced]
+    assert sorted(rows["train"]) == list(range(36))
+    assert sorted(rows["test"]) == list(range(36, 48))
+
+
+def test_validation_images_are_cut_per_class_from_the_training_set(npz: Callable, arrays: Callable) -> None:
+    made, path = arrays(6), str(npz())
+    benchmark = load_benchmark(path, sizes=[3, 3], validation=0.34, seed=1)
+    train = [traced for task in benchmark.tasks for traced in trace(task.train, made)]
+    held = [traced for task in benchmark.tasks for traced in trace(task.test, made)]
+    assert sorted(row for row, _ in train + held) == list(range(36)), "disjoint, complete, and nothing of the test set"
+    assert Counter(label for _, label in held) == dict.fromkeys(range(6), 2)
+
+    def held_out(**options: object) -> set[tuple[int, int]]:
+        again = load_benchmark(path, sizes=[3, 3], validation=0.34, **options)
+        return {traced for task in again.tasks for traced in trace(task.test, made)}
+
+    assert held_out(seed=1) == held_out(seed=1, order=5) == set(held)
+    assert held_out(seed=2) != set(held)
+
+
+@pytest.mark.parametrize("validation", [-0.1, 1.0, 1.5])
+def test_validation_must_be_a_fraction(validation: float) -> None:
+    with pytest.raises(FlashbackError, match=f"validation is {validation} and seed 0; give a fraction"):
+        load_benchmark("split-fashion-mini", validation=validation)
+
+
+def test_validation_leaves_something_to_train_on(npz: Callable) -> None:
+    with pytest.raises(FlashbackError, match=r"class 0 has 6 training images, too few to hold out 0.95"):
+        load_benchmark(str(npz()), sizes=[6], validation=0.95)
+
+
+def test_only_the_first_tasks(npz: Callable) -> None:
+    benchmark = load_benchmark(str(npz()), sizes=[1, 2, 3], tasks=2)
+    assert (benchmark.sizes, benchmark.classes, len(benchmark.order)) == ([1, 2], 3, 6)
+
+
+@pytest.mark.parametrize("tasks", [0, 4, -1])
+def test_a_number_of_tasks_that_is_not_there(npz: Callable, tasks: int) -> None:
+    with pytest.raises(FlashbackError, match=f"the benchmark has 3 tasks, not {tasks}; give a number from 1 to 3"):
+        load_benchmark(str(npz()), sizes=[1, 2, 3], tasks=tasks)
+
+
+def test_sizes_and_order_of_a_named_benchmark_can_be_replaced() -> None:
+    benchmark = load_benchmark("split-fashion-mini", sizes=[4, 6], order="3")
+    assert benchmark.sizes == [4, 6]
+    assert benchmark.order == tuple(np.random.RandomState(3).permutation(10).tolist())
+    assert benchmark.class_names[0] == load_benchmark("split-fashion-mini").class_names[benchmark.order[0]]
+
+
+def test_mean_and_deviation_of_own_images_come_from_the_first_task(npz: Callable) -> None:
+    y = np.repeat(np.arange(6), 6)
+    x = np.full((36, 2, 2, 3), 200, np.uint8)
+    x[:12] = np.random.default_rng(0).integers(0, 256, (12, 2, 2, 3))
+    benchmark = load_benchmark(str(npz(x_train=x, y_train=y, shape=(2, 2, 3))), sizes=[2, 4])
+    first = x[:12].reshape(-1, 3) / 255
+    assert benchmark.mean == pytest.approx(first.mean(0))
+    assert benchmark.std == pytest.approx(first.std(0))
+
+
+def test_large_images_are_not_cropped_with_padding(npz: Callable) -> None:
+    benchmark = load_benchmark(str(npz(classes=2, shape=(65, 8, 1))), sizes=[2])
+    assert benchmark.crop_padding == 0
