@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from flashback import configure
 from flashback.benchmarks import Benchmark, Images, Task
 from flashback.config import RunConfig
-from flashback.hosts import Host
+from flashback.hosts import HOSTS, Host
 from flashback.plugin import Flashback
 from flashback.training import build_host
 
@@ -56,6 +57,14 @@ QUICK: dict[str, Any] = {
     "flashback.epochs": 1,
     "flashback.alpha": 0.1,
 }
+
+
+def small_settings(name: str) -> dict[str, Any]:
+    """Settings that make any host quick on the tiny benchmark: a small memory and short further stages."""
+    small = {"memory_size": 14, "minibatch": 6, "contrastive_batch": 6}
+    fields = [field.name for field in dataclasses.fields(HOSTS[name].Settings)]
+    short = {field: 1 for field in fields if field.endswith("_epochs")}
+    return {f"host__{field}": value for field, value in {**small, **short}.items() if field in fields}
 
 
 def quick_config(host: str, flashback: bool = False, **settings: Any) -> RunConfig:

@@ -131,7 +131,7 @@ class RunConfig:
     recipe: str = "controlled"
     fast: bool = False  # give up determinism for speed on a GPU
     capture: bool = True  # on CUDA, capture the training step in a graph
-    compile: bool = False  # on CUDA, compile the backbones inside the captured step
+    compile: bool | None = None  # on CUDA, compile the backbones of the captured step; None: when the run is long
 
     def check(self) -> None:
         for section in (self.host, self.benchmark, self.training, self.flashback, self.checkpoint):

@@ -84,6 +84,10 @@ class Flashback:
                 terms["plasticity"] = self.alpha * self.host.weighted_distance(step, self.plastic, self.support())
             return terms
 
+        def before_epoch_of_phase_2(epoch: int) -> None:
+            main.before_epoch(epoch)
+            self.set_alpha(epoch, second_epochs)
+
         phase_1 = replace(
             main,
             name=PHASE_1,
@@ -105,7 +109,7 @@ class Flashback:
             begin=self.flash_back,
             end=lambda: self.finish(main),
             losses=losses_with_plasticity,
-            before_epoch=lambda epoch: self.set_alpha(epoch, second_epochs),
+            before_epoch=before_epoch_of_phase_2,
             key=main.training_key,
             setup_key=main.structure_key,
         )
@@ -132,17 +136,26 @@ class Flashback:
     @torch.no_grad()
     def flash_back(self) -> None:
         """Read the plastic knowledge from the primary model, then restore the snapshot, tensor by tensor, in place."""
+        # Plastic targets answer the images of M_{t-1} (Eq. 10). Phase 1 may have replaced some of them, and phase 2 will
+        # give out its insertion stamps once more; so the memory goes back first.
+        self.restore("memory.")
         if self.plastic is not None:
             self.host.extract(self.plastic)
             self.plastic.requires_grad_(False)
         # The paper starts phase 2 from the stable state. Weights may instead start on the way to the primary ones.
-        start = self.settings.start
-        moved = {name for name, weight in self.host.named_parameters() if start and weight.requires_grad}
-        for name, tensor in self.host.state_dict().items():
-            stable = self.snapshot[name]
-            tensor.copy_(torch.lerp(stable, tensor, start) if name in moved else stable)
+        start, weights = self.settings.start, dict(self.host.named_parameters())
+        primary = {name: weight.clone() for name, weight in weights.items() if start and weight.requires_grad}
+        self.restore()
+        for name, weight in primary.items():
+            weights[name].lerp_(weight, start)
         self.host.refresh()
         self.snapshot = {}
+
+    def restore(self, part: str = "") -> None:
+        """Copy the snapshot back into the host, or a part of it."""
+        for name, tensor in self.host.state_dict().items():
+            if name.startswith(part):
+                tensor.copy_(self.snapshot[name])
 
     def finish(self, main: Stage) -> None:
         """Phase 2 ends as the host's stage does; the plastic knowledge has served."""

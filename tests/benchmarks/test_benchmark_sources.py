@@ -132,7 +132,7 @@ def folder(tmp_path: Path, image: Callable) -> Path:
             place = root / part / name
             place.mkdir(parents=True)
             for number in range(count):
-                (place / f"{number}.PNG").write_bytes(image(colour, (6, 4)))
+                (place / f"{number}.PNG").write_bytes(image(colour, (6, 4)).ljust(200, b"\0"))
             (place / "notes.txt").write_text("no image")
     return root
 
@@ -168,7 +168,7 @@ def test_images_are_decoded_once_and_again_when_a_file_changes(
     assert load_benchmark(str(folder), sizes=[1, 2]).tasks[0].train.x.any(), "the cached file cannot be changed"
 
     decoded.clear()
-    (folder / "train" / "dog" / "1.PNG").write_bytes(image(GREEN, (6, 4)))
+    (folder / "train" / "dog" / "1.PNG").write_bytes(image(GREEN, (6, 4)).ljust(200, b"\0"))  # of the same size
     changed = load_benchmark(str(folder), sizes=[1, 2])
     assert changed.tasks[1].train.x[4, :, 0, 0].tolist() == list(GREEN)
     assert "val/dog/0.PNG" not in decoded

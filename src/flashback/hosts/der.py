@@ -23,7 +23,7 @@ class DERSettings(ReplaySettings):
 
 @HOSTS.register("der")
 class DER(ReplayHost):
-    """Cross-entropy on new images, squared error to stored targets on replayed ones (DER, Eq. 6)."""
+    """Cross-entropy on new images, squared error to stored targets on replayed ones."""
 
     Settings = DERSettings
     draws: ClassVar[int] = 1
@@ -67,7 +67,7 @@ class DERPlusPlusSettings(DERSettings):
 
 @HOSTS.register("der++")
 class DERPlusPlus(DER):
-    """DER and cross-entropy on a second, independent draw (DER++, Eq. 7)."""
+    """DER and cross-entropy on a second, independent draw."""
 
     Settings = DERPlusPlusSettings
     draws = 2

@@ -16,6 +16,13 @@ from flashback.hosts.base import HOSTS
 GROUP = "flashback.hosts"
 
 
+def find_hosts(host_file: str | Path | None = None) -> None:
+    """Make the hosts from outside known before a name is looked up."""
+    load_installed_hosts()
+    if host_file is not None:
+        load_host_file(host_file)
+
+
 @cache
 def load_installed_hosts() -> None:
     """Import what installed packages offer, once. An entry point names a module, or a class in it, that registers."""

@@ -1,6 +1,6 @@
 """X-DER (Boschini et al. 2022): DER whose memory is edited and whose heads are prepared for classes to come.
 
-One linear layer is read as one head per task: past heads, the present one, future ones. Section numbers are X-DER's.
+One linear layer is read as one head per task: past heads, the present one, future ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashback.batches import Batch
+from flashback.benchmarks import Task
 from flashback.config import within
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.contrastive import supervised_contrastive
@@ -62,17 +63,15 @@ class XDER(ReplayHost):
 
     def check(self) -> None:
         tasks, classes, size = len(self.benchmark.tasks), self.benchmark.classes, self.settings.memory_size
-        within(tasks >= 2, "xder prepares heads for later tasks, and this benchmark has one task; use der++, or split it")
-        within(size >= classes, f"host.memory_size is {size}, less than one for each of the {classes} classes; raise it")
+        within(tasks >= 2, "xder prepares heads for later tasks, and this benchmark has only one task; use der++")
+        within(
+            size >= classes, f"host.memory_size is {size}, less than the {classes} classes of the benchmark; raise it"
+        )
 
     @property
-    def later(self) -> slice:
-        """The columns of future heads."""
-        return slice(self.task.seen.stop, self.benchmark.classes)
-
-    @property
-    def is_last(self) -> bool:
-        return self.task.index == len(self.benchmark.tasks) - 1
+    def later(self) -> tuple[Task, ...]:
+        """The tasks whose heads still wait for their classes."""
+        return self.benchmark.tasks[self.task.index + 1 :]
 
     def available(self, wanted: int) -> int:
         # In the first task the memory is empty to the end; asking it would wait for the device in every step.
@@ -82,7 +81,7 @@ class XDER(ReplayHost):
 
     def forward(self, batch: Batch) -> XDERStep:
         output, draws = self.net(batch.x), self.recall(2)
-        return XDERStep(batch, output, draws, None if self.is_last else self.strong_views(batch))
+        return XDERStep(batch, output, draws, self.strong_views(batch) if self.later else None)
 
     def strong_views(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Two strong views of new and of stored images, in a pass that leaves batch-norm statistics alone."""
@@ -97,7 +96,7 @@ class XDER(ReplayHost):
 
     def losses(self, step: XDERStep) -> Mapping[str, Tensor]:
         new, old, logits = self.task.new, self.task.old, step.output.logits
-        # Each head competes with its like (Section 3.3): new images in the present head, stored ones in past heads.
+        # Each head competes with its like: new images in the present head, stored ones in past heads.
         terms = {"task": cross_entropy(logits[:, new], step.batch.y - new.start)}
         if step.draws:
             second = step.draws[1]
@@ -110,10 +109,11 @@ class XDER(ReplayHost):
         return terms
 
     def preparation(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Future heads learn to tell the classes apart that are there already (Section 3.2); mean over heads."""
-        heads = [logits[:, task.new] for task in self.benchmark.tasks[self.task.index + 1 :]]
-        each = [supervised_contrastive(head, labels, self.settings.temperature) for head in heads]
-        return torch.stack(each).mean()
+        """Future heads learn to tell the classes apart that are there already; mean over heads."""
+        temperature = self.settings.temperature
+        return torch.stack(
+            [supervised_contrastive(logits[:, task.new], labels, temperature) for task in self.later]
+        ).mean()
 
     def past_constraint(self, step: XDERStep) -> Tensor:
         """On new images, no past class should be as probable as the present ones."""
@@ -125,12 +125,13 @@ class XDER(ReplayHost):
         """On any image, no future logit should come near those of the image's own head; each slot counts once."""
         logits = torch.cat([step.output.logits, *(draw.output.logits for draw in step.draws)])
         labels = torch.cat([step.batch.y, *(draw.labels for draw in step.draws)])
-        slots = torch.cat([-1 - torch.arange(len(step.batch), device=labels.device), *(d.slots for d in step.draws)])
-        own = self.task_of[labels][:, None] == self.task_of
-        nearest = logits.masked_fill(~own, -torch.inf).amax(dim=1)
-        return mean_violation(logits[:, self.later].amax(dim=1) + self.settings.margin - nearest, first_of_each(slots))
+        unstored = -1 - torch.arange(len(step.batch), device=labels.device)  # new images all count
+        counted = first_of_each(torch.cat([unstored, *(draw.slots for draw in step.draws)]))
+        foreign = self.task_of[labels][:, None] != self.task_of
+        own = logits.masked_fill(foreign, -torch.inf).amax(dim=1)
+        return mean_violation(logits[:, self.task.seen.stop :].amax(dim=1) + self.settings.margin - own, counted)
 
-    # ------------------------------------------------------------ memory editing (Section 3.1)
+    # ------------------------------------------------------------ memory editing
 
     def after_step(self, step: XDERStep) -> None:
         """Write what the model now says in the present and future heads over the targets of replayed images.
@@ -188,7 +189,7 @@ class XDER(ReplayHost):
 
 
 def attenuated(logits: Tensor, truth: Tensor, gamma: float) -> Tensor:
-    """Scale each row so that its largest logit is at most gamma times the true one, where it exceeds that (Eq. 4).
+    """Scale each row so that its largest logit is at most gamma times the true one, where it exceeds that one.
 
     Only for positive true logits: with others the ratio would turn signs round.
     """

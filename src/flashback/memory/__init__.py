@@ -2,9 +2,10 @@
 
 from flashback.memory.herding import class_means, herd, herd_classes
 from flashback.memory.quotas import balanced_quotas, equal_quota, fixed_quota, within_quotas
-from flashback.memory.store import Memory, reservoir_slots
+from flashback.memory.store import Field, Memory, reservoir_slots
 
 __all__ = [
+    "Field",
     "Memory",
     "balanced_quotas",
     "class_means",

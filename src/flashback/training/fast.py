@@ -7,6 +7,7 @@ launches everything at once: gather, augmentation, replay draws, teachers, stude
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from torch import Tensor
 from flashback.batches import Stream
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Stage
+from flashback.nets import Backbone
 from flashback.training.step import TrainingStep
 
+COMPILE_FROM = 1_000_000  # images of a run
 EAGER_FIRST = 2  # real steps before a capture: they start up cuDNN, cuBLAS and the caches, and need not be undone
 
 
@@ -25,6 +28,28 @@ def make_step(host: Host, stage: Stage, stream: Stream, precision: str) -> Train
     return (CapturedStep if captured else TrainingStep)(host, stage, stream, precision)
 
 
+def prepare_backbones(host: Host) -> None:
+    """On CUDA, lay out backbones for tensor cores and, where it pays, mark them for compilation.
+
+    Heads and losses stay uncompiled: their widths change from task to task, and each would compile anew.
+    """
+    if host.device.type != "cuda":
+        return
+    for module in host.modules():
+        if isinstance(module, Backbone):
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if compilation_pays(host) and module._compiled_call_impl is None:
+                module.compile(dynamic=False, fullgraph=True)
+
+
+def compilation_pays(host: Host) -> bool:
+    """Compilation takes about a minute when it is not cached; a run must be long enough to win that back."""
+    if host.config.compile is not None:
+        return host.config.compile
+    images = sum(len(task.train) for task in host.benchmark.tasks) * host.config.training.epochs
+    return host.config.capture and images >= COMPILE_FROM
+
+
 class CapturedStep(TrainingStep):
     """Captures one graph for each shape of step: the batch size, and what the stage's variant says."""
 
@@ -32,7 +57,7 @@ class CapturedStep(TrainingStep):
         super().__init__(host, stage, stream, precision)
         self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.seen: dict[object, int] = {}
-        self.side = torch.cuda.Stream(host.device)
+        self.side = torch.cuda.Stream(host.device)  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle()
         self.capturing = True
 
@@ -52,16 +77,25 @@ class CapturedStep(TrainingStep):
     def on_side_stream(self, indices: Tensor) -> None:
         """An eager step on the stream that captures later, as captures ask of what runs before them."""
         self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
+        with torch.cuda.stream(self.side), self.compiled(indices):
             self.descend(indices)
         torch.cuda.current_stream().wait_stream(self.side)
+
+    def compiled(self, indices: Tensor) -> AbstractContextManager[None]:
+        """Full batches run compiled code, before the capture as in it, so that both compute the same bits.
+
+        Other sizes (the incomplete last batch, evaluation) change over tasks and would compile again and again.
+        """
+        full = len(indices) == self.stage.batch_size
+        stance: AbstractContextManager[None] = torch.compiler.set_stance("default" if full else "force_eager")
+        return stance
 
     def capture(self, shape: object, indices: Tensor) -> bool:
         """Record a step without running it. What cannot be recorded is said once, and runs eagerly."""
         graph, static_indices = torch.cuda.CUDAGraph(), indices.clone()
         graph.register_generator_state(self.host.generator)
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.side), self.compiled(indices):
                 self.descend(static_indices)
         except Exception as error:  # a host from outside may do anything in its step
             self.capturing = False

@@ -18,7 +18,7 @@ from flashback.metrics import summarise
 from flashback.plugin import Flashback
 from flashback.seeds import derive_seed, seeded_initialisation
 from flashback.training.evaluation import SETTINGS, Accuracies, evaluate, evaluate_ahead
-from flashback.training.fast import make_step
+from flashback.training.fast import make_step, prepare_backbones
 from flashback.training.step import TrainingStep, set_rate
 
 Event = Mapping[str, Any]
@@ -128,6 +128,10 @@ class Trainer:
     # ------------------------------------------------------------ the whole run
 
     def run(self) -> TrainingResult:
+        with torch.compiler.set_stance("force_eager"):  # the captured step alone compiles, for its full batches
+            return self._run()
+
+    def _run(self) -> TrainingResult:
         self._clock = time.monotonic()
         if self.position == Position() and not self.history.untrained:
             self.history.untrained = evaluate_ahead(self.host, self.benchmark.tasks) or {}
@@ -159,6 +163,7 @@ class Trainer:
             self.allocate(stage)
             self.host.generator.manual_seed(derive_seed(self.seed, task.index, stage.structure_key, "begin"))
             stage.begin()
+        prepare_backbones(self.host)
         stream = stage.stream()
         self.host.train()
         self.step = make_step(self.host, stage, stream, self.precision)

@@ -1,0 +1,3 @@
+from flashback.cli.main import main
+
+main()

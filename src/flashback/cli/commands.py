@@ -1,0 +1,211 @@
+"""The commands: list, run, resume, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flashback import __version__ as flashback_version
+from flashback.cli import tables
+from flashback.cli.progress import ProgressView, output
+from flashback.config import RunConfig, parse_assignment, read_yaml, set_dotted, within
+from flashback.errors import FlashbackError, unknown
+from flashback.hosts.outside import find_hosts
+from flashback.recipes import config_from_dict, configure
+from flashback.records import read_record
+from flashback.training import Interrupted
+from flashback.training import resume as resume_run
+from flashback.training import run as run_config
+from flashback.training.compare import compare as compare_arms
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Host = Annotated[str, typer.Argument(help="The method, e.g. icarl; see `flashback list hosts`.")]
+Benchmark = Annotated[
+    str | None,
+    typer.Option(help="A name (see `flashback list benchmarks`), an .npz or a folder; default: split-fashion-mini."),
+]
+Out = Annotated[Path | None, typer.Option(help="The folder for the record; default: under runs/.")]
+Data = Annotated[Path | None, typer.Option(help="The folder the datasets are in.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Recipe = Annotated[str | None, typer.Option(help="controlled (the default), anchor or as-published.")]
+HostFile = Annotated[Path | None, typer.Option(help="A Python file that registers hosts of your own.")]
+Fast = Annotated[bool, typer.Option("--fast", help="Give up determinism for speed on a GPU.")]
+Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="key=value for any setting, e.g. training.epochs=20.")]
+
+DEFAULT_BENCHMARK, DEFAULT_RECIPE, DEFAULT_SEEDS = "split-fashion-mini", "controlled", 3
+
+
+def show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"flashback {flashback_version}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True)] = False) -> None:
+    """Continual learning, with and without flashbacks."""
+
+
+@app.command("list")
+def list_names(
+    what: Annotated[str | None, typer.Argument(help="hosts, benchmarks, nets or recipes; default: all.")] = None,
+) -> None:
+    """What there is to choose from."""
+    if what is not None and what not in tables.LISTS:
+        raise unknown("list", what, tables.LISTS)
+    find_hosts()
+    console = output()
+    for name in [what] if what else tables.LISTS:
+        console.print(tables.LISTS[name]())
+
+
+@app.command()
+def run(
+    host: Annotated[str, typer.Argument(help="The method, e.g. icarl, or the config.yaml of an earlier run.")],
+    benchmark: Benchmark = None,
+    flashback: Annotated[bool, typer.Option("--flashback", help="Train with flashbacks.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Decides all randomness; default: 0.")] = None,
+    out: Out = None,
+    data: Data = None,
+    device: Device = "auto",
+    recipe: Recipe = None,
+    host_file: HostFile = None,
+    fast: Fast = False,
+    precision: Precision = None,
+    settings: Set = None,
+) -> None:
+    """Train one host, bare or with flashbacks, and measure it after every task."""
+    find_hosts(host_file)
+    own = parse_settings(settings, fast, precision)
+    if host.endswith((".yaml", ".yml")):
+        within(recipe is None, "--recipe does not go with a config.yaml, which is resolved already; use --set")
+        given = {"benchmark.name": benchmark, "seed": seed, "flashback.enabled": flashback or None}
+        config = reconfigure(Path(host), {key: value for key, value in given.items() if value is not None} | own)
+    else:
+        names = (host, benchmark or DEFAULT_BENCHMARK)
+        config = configure(*names, flashback=flashback, seed=seed or 0, recipe=recipe or DEFAULT_RECIPE, settings=own)
+    folder = out or default_folder(config)
+    with ProgressView() as view, hint(f"go on with: flashback resume {folder}"):
+        run_config(config, out=folder, data=data, device=device, observers=[view.watch(config.host.name)])
+    show_run(folder)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run.")],
+    data: Data = None,
+    device: Device = "auto",
+    host_file: HostFile = None,
+) -> None:
+    """Go on with an interrupted run, exactly where it stopped."""
+    find_hosts(host_file)
+    with ProgressView() as view, hint(f"go on with: flashback resume {folder}"):
+        resume_run(folder, data=data, device=device, observers=[view.watch(folder.name)])
+    show_run(folder)
+
+
+@app.command()
+def compare(
+    host: Host,
+    benchmark: Benchmark = None,
+    seeds: Annotated[int | None, typer.Option(help="How many: 0, 1, 2, ...; default: 3.")] = None,
+    seed_list: Annotated[str | None, typer.Option(help="Or the seeds themselves: 123,246,369.")] = None,
+    out: Out = None,
+    jobs: Annotated[int, typer.Option(help="How many runs go on at a time.")] = 1,
+    data: Data = None,
+    device: Device = "auto",
+    recipe: Recipe = None,
+    host_file: HostFile = None,
+    fast: Fast = False,
+    precision: Precision = None,
+    settings: Set = None,
+) -> int:
+    """Does flashback help this host? Both arms, the same settings, seeds and number of steps, and a paired test."""
+    benchmark = benchmark or DEFAULT_BENCHMARK
+    folder = out or Path("runs") / f"compare-{host}-{Path(benchmark).stem}"
+    with ProgressView() as view, hint("the same command goes on where it stopped"):
+        comparison = compare_arms(
+            host,
+            benchmark,
+            seeds=choose_seeds(seeds, seed_list),
+            out=folder,
+            recipe=recipe or DEFAULT_RECIPE,
+            settings=parse_settings(settings, fast, precision),
+            jobs=jobs,
+            data=data,
+            device=device,
+            host_file=host_file,
+            watch=view.watch,
+        )
+    console = output()
+    console.print(tables.comparison_table(comparison), tables.cost_table(comparison))
+    for note in tables.comparison_notes(comparison):
+        console.print(note, soft_wrap=True)
+    console.print(f"Records: {folder}", soft_wrap=True)
+    for line in tables.failure_lines(comparison.failures):
+        typer.echo(line, err=True)
+    return 1 if comparison.failures else 0
+
+
+# ---------------------------------------------------------------- from options to what the functions want
+
+
+def parse_settings(assignments: list[str] | None, fast: bool, precision: str | None) -> dict[str, Any]:
+    """The options that stand for settings, then --set, which wins."""
+    options: dict[str, Any] = {"fast": True} if fast else {}
+    if precision is not None:
+        options["training.precision"] = precision
+    return options | dict(map(parse_assignment, assignments or []))
+
+
+def choose_seeds(count: int | None, listed: str | None) -> list[int]:
+    within(count is None or listed is None, "give --seeds or --seed-list, not both")
+    if listed is None:
+        return list(range(DEFAULT_SEEDS if count is None else count))
+    try:
+        return [int(seed) for seed in listed.split(",")]
+    except ValueError:
+        raise FlashbackError(f"--seed-list is whole numbers with commas between them, not '{listed}'") from None
+
+
+def reconfigure(path: Path, changes: dict[str, Any]) -> RunConfig:
+    """The configuration of an earlier run, with some settings changed."""
+    try:
+        values = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError):
+        raise FlashbackError(f"{path} cannot be read; give the config.yaml of a run") from None
+    within(isinstance(values, dict), f"{path} holds no mapping of keys; give the config.yaml of a run")
+    for key, value in changes.items():
+        set_dotted(values, key, value)
+    return config_from_dict(values)
+
+
+def default_folder(config: RunConfig) -> Path:
+    arm = "flashback" if config.flashback.enabled else "host"
+    return Path("runs") / f"{config.host.name}-{Path(config.benchmark.name).stem}-{arm}-seed{config.seed}"
+
+
+@contextmanager
+def hint(sentence: str) -> Iterator[None]:
+    """Says how to go on after an interruption."""
+    try:
+        yield
+    except Interrupted:
+        raise Interrupted(sentence) from None
+
+
+def show_run(folder: Path) -> None:
+    record, console = read_record(folder), output()
+    console.print(tables.run_table(record))
+    console.print(tables.run_cost(record), soft_wrap=True)
+    console.print(f"Record: {folder}", soft_wrap=True)

@@ -1,0 +1,53 @@
+"""What happens around every command: whatever goes wrong becomes one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn, cast
+
+import typer
+
+from flashback.cli.commands import app
+from flashback.errors import FlashbackError
+from flashback.training import Interrupted
+
+# click's error; typer keeps it in different places in different versions
+UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """0: done; 1: some runs failed; 2: bad input, before any training; 130: interrupted."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+        sys.exit(carry_out(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def carry_out(arguments: list[str]) -> int:
+    try:
+        return app(args=arguments or ["--help"], prog_name="flashback", standalone_mode=False) or 0
+    except FlashbackError as error:
+        say(f"error: {error}")
+        return BAD_INPUT
+    except UsageError as error:
+        say(f"error: {error.format_message()}")  # type: ignore[attr-defined]
+        return BAD_INPUT
+    except Interrupted as stopped:
+        say(f"interrupted, and saved; {stopped}")
+        return INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort):
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as problem:
+        say(f"error: {problem.filename or 'a file'}: {problem.strerror or problem}")
+        return FAILED
+
+
+def say(line: str) -> None:
+    print(" ".join(line.split()), file=sys.stderr)

@@ -1,0 +1,82 @@
+"""Consoles, and one line on the terminal for every run under way: its task, stage, epoch and losses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from flashback.training.trainer import Event, Observer
+
+WIDTH = 120  # of tables where no terminal says how wide it is
+
+
+def output() -> Console:
+    """Results go to stdout, everything else to stderr."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if known else WIDTH)
+
+
+class ProgressView:
+    """Shows runs while they are under way; shows nothing where stderr is not a terminal."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True, highlight=False)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+        )
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+    def __enter__(self) -> ProgressView:
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.progress.stop()
+
+    def watch(self, name: str) -> Observer:
+        return RunLine(self.progress, name)
+
+
+class RunLine:
+    """Observes one run and keeps its line up to date."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self.progress, self.name = progress, name
+        self.line: TaskID = progress.add_task(name, total=None, state="starting")
+        self.tasks: int | None = None
+
+    def __call__(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "task":
+            self.tasks = event["tasks"]
+        elif kind == "stage":
+            self.progress.update(self.line, completed=0, total=event["epochs"], state=self.describe(event))
+        elif kind == "epoch":
+            done = event["epoch"] + 1
+            self.progress.update(self.line, completed=done, total=event["epochs"], state=self.describe(event))
+        elif kind == "evaluation" and event["task"] + 1 == self.tasks:
+            self.progress.console.print(f"{self.name}: average accuracy {final_accuracy(event):.1f}")
+            self.progress.remove_task(self.line)
+
+    def describe(self, event: Event) -> str:
+        task = f"task {event['task'] + 1}" + (f"/{self.tasks}" if self.tasks else "")
+        parts = [task, event["stage"]]
+        if "epoch" in event:
+            losses = ", ".join(f"{name} {value:.3g}" for name, value in event["losses"].items())
+            parts += [f"epoch {event['epoch'] + 1}/{event['epochs']}", f"losses: {losses}"]
+        return "  ".join(parts)
+
+
+def final_accuracy(event: Event) -> float:
+    """Class-incremental, of the host's own classifier."""
+    accuracies: dict[str, Any] = next(iter(event["accuracy"].values()))
+    values: list[float] = accuracies["class_incremental"]
+    return sum(values) / len(values)

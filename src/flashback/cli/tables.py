@@ -1,0 +1,157 @@
+"""Tables for people: what there is, what a run achieved, what a comparison found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from flashback.benchmarks import describe_benchmarks
+from flashback.hosts import HOSTS
+from flashback.nets import NETS
+from flashback.recipes import list_recipes
+from flashback.records import RunRecord
+from flashback.training.compare import ARMS, METRICS, Comparison, Row
+from flashback.training.evaluation import SETTINGS
+
+NAMES = {
+    "average_accuracy": "average accuracy (AA)",
+    "average_incremental_accuracy": "average incremental accuracy (AIA)",
+    "forgetting": "forgetting",
+    "backward_transfer": "backward transfer (BWT)",
+    "forward_transfer": "forward transfer (FWT)",
+    "stability_plasticity_ratio": "stability-plasticity ratio (SPR)",
+    "new_task_accuracy": "new-task accuracy, last task",
+    "mean_new_task_accuracy": "new-task accuracy, mean",
+}
+ABSENT = "-"
+
+
+def title_of(metric: str) -> str:
+    return NAMES[metric] + ("" if METRICS[metric] else ", less is better")
+
+
+def make_table(title: str, *columns: str, texts: int = 1) -> Table:
+    """The first `texts` columns hold words, the others numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < texts else "right", overflow="fold")
+    return table
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    return ABSENT if value is None else format(value, form)
+
+
+# ---------------------------------------------------------------- what there is
+
+
+def hosts_table() -> Table:
+    table = make_table("hosts", "name", "family", "flashback", "what it does", texts=4)
+    for name in HOSTS:
+        host = HOSTS[name]
+        table.add_row(name, host.family, "yes" if host.has_knowledge else "no", first_line(host.__doc__))
+    return table
+
+
+def benchmarks_table() -> Table:
+    rows = describe_benchmarks()
+    table = make_table("benchmarks", *rows[0], texts=len(rows[0]))
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    return table
+
+
+def nets_table() -> Table:
+    table = make_table("nets", "name", "what it is", texts=2)
+    for name in NETS:
+        table.add_row(name, first_line(NETS[name].__doc__))
+    table.add_row("timm:MODEL[:pretrained]", "Any image model of timm, where that is installed.")
+    return table
+
+
+def recipes_table() -> Table:
+    table = make_table("recipes", "host", "benchmark", "kind", "note", texts=4)
+    for recipe in list_recipes():
+        table.add_row(recipe.host, recipe.benchmark, recipe.kind, recipe.note)
+    return table
+
+
+LISTS = {"hosts": hosts_table, "benchmarks": benchmarks_table, "nets": nets_table, "recipes": recipes_table}
+
+
+def first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
+
+
+# ---------------------------------------------------------------- one run
+
+
+def run_table(record: RunRecord) -> Table:
+    run, results = record.run, record.results
+    arm = "with flashback" if run["flashback"] else "without flashback"
+    title = f"{run['host']} {arm} on {run['benchmark']}, seed {run['seed']}"
+    table = make_table(title, f"{results['classifier']} classifier", *map(words, SETTINGS))
+    for metric in METRICS:
+        table.add_row(title_of(metric), *(number(results[setting][metric]) for setting in SETTINGS))
+    return table
+
+
+def run_cost(record: RunRecord) -> str:
+    run = record.run
+    sizes = ", ".join(f"{size:,} bytes of {kind} knowledge" for kind, size in run["knowledge_bytes"].items())
+    return f"{run['steps']:,} optimiser steps on {run['images']:,} images, {sizes}, {run['seconds']:.0f} s"
+
+
+def words(name: str) -> str:
+    return name.replace("_", "-")
+
+
+# ---------------------------------------------------------------- a comparison
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    seeds = f"{len(comparison.seeds)} seed{'s' * (len(comparison.seeds) > 1)}"
+    title = f"{comparison.host} without and with flashback on {comparison.benchmark}, {seeds}, mean ± deviation"
+    table = make_table(title, "", *ARMS, "difference", "95 % interval", "p")
+    for setting in SETTINGS:
+        table.add_row(f"[bold]{words(setting)}[/]")
+        for row in comparison.rows:
+            if row.setting == setting:
+                table.add_row(f"  {title_of(row.metric)}", *row_cells(row))
+        table.add_section()
+    return table
+
+
+def row_cells(row: Row) -> list[str]:
+    arms = [f"{number(row.mean[arm])} ± {number(row.deviation[arm])}" for arm in ARMS]
+    cells = [ABSENT if row.mean[arm] is None else cell for arm, cell in zip(ARMS, arms, strict=True)]
+    test = row.test
+    interval = ABSENT if test.low is None or test.high is None else f"{test.low:+.2f} to {test.high:+.2f}"
+    return [*cells, number(test.difference, "+.2f"), interval, number(test.p, ".2g")]
+
+
+def cost_table(comparison: Comparison) -> Table:
+    columns = ("optimiser steps", "images", "bytes of stable knowledge", "of plastic knowledge", "seconds")
+    table = make_table(f"cost of one run: {comparison.budget}", "", *columns)
+    for arm, cost in comparison.cost.items():
+        amounts: Sequence[float | None] = (cost.steps, cost.images, cost.bytes.get("stable"), cost.bytes.get("plastic"))
+        table.add_row(arm, *(number(amount, ",.0f") for amount in amounts), number(cost.seconds, ".1f"))
+    return table
+
+
+def comparison_notes(comparison: Comparison) -> Iterable[str]:
+    """What a reader has to know besides the numbers."""
+    if comparison.differing_settings:
+        yield f"The settings differ between the arms: {', '.join(comparison.differing_settings)}."
+    if comparison.differing_surroundings:
+        yield f"Not all runs were made alike: {', '.join(comparison.differing_surroundings)} differ."
+    if comparison.reused:
+        yield f"Reused: {len(comparison.reused)} finished run{'s' * (len(comparison.reused) > 1)}."
+    yield comparison.sentence
+
+
+def failure_lines(failures: Mapping[str, Any]) -> Iterable[str]:
+    return (f"failed: {name}: {problem}" for name, problem in failures.items())

@@ -1,0 +1,188 @@
+"""What hosts with a growing network share: new modules beside frozen ones, and compression back into one of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashback.batches import Batch
+from flashback.config import within
+from flashback.hosts.base import Classifier
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.stages import Optimisation, Stage, Step
+from flashback.knowledge import soft_cross_entropy
+from flashback.nets import Backbone, Frozen, LinearHead, Net, Output, grown_linear
+
+
+@dataclass(frozen=True)
+class ExpandingSettings(ExemplarSettings):
+    normalise: bool = True  # herd unit-length features
+    temperature: float = 2.0  # of every distillation
+
+    def check(self) -> None:
+        super().check()
+        within(self.temperature > 0, f"host.temperature is above 0, not {self.temperature}")
+
+
+@dataclass(frozen=True)
+class CompressionSettings(ExpandingSettings):
+    compression_epochs: int | None = None  # None: as many as the main stage
+    compression_lr: float | None = None  # base rate of the compression; None: that of the main stage
+    beta2: float = 0.97  # how much the compression favours classes with few images; 0: not at all
+
+    def check(self) -> None:
+        super().check()
+        check_later_stage("compression", self.compression_epochs, self.compression_lr)
+        within(0 <= self.beta2 < 1, f"host.beta2 lies in [0, 1), not {self.beta2}")
+
+
+def check_later_stage(name: str, epochs: int | None, lr: float | None) -> None:
+    within(epochs is None or epochs >= 1, f"host.{name}_epochs is at least 1, not {epochs}")
+    within(lr is None or lr > 0, f"host.{name}_lr is above 0, not {lr}")
+
+
+class GrowingNet(Net):
+    """A backbone and a linear head with a row for every class met so far; a head that grows keeps its old rows."""
+
+    head: LinearHead
+
+    def __init__(self, backbone: Backbone, classes: int, old_head: LinearHead | None = None) -> None:
+        super().__init__(backbone, grown_linear(old_head, backbone.width, classes))
+
+
+class Whole(nn.Module):
+    """Networks of a host run as one. It is made where it is needed and owns nothing, so no tensor has two names."""
+
+    def __init__(self, run: Callable[[Tensor], Output], *parts: nn.Module) -> None:
+        super().__init__()
+        self.run, self.parts = run, nn.ModuleList(parts)
+        self.training = any(part.training for part in parts)
+
+    def forward(self, x: Tensor) -> Output:
+        return self.run(x)
+
+
+class ExpandingHost(ExemplarHost):
+    """A host whose heads have rows for the classes met so far, and no others."""
+
+    family = "dynamic"
+    scores_unseen = False
+
+    def expanded(self) -> nn.Module:
+        """The whole network, frozen modules and new one; in the first task there is but one."""
+        raise NotImplementedError
+
+    def later_stage(
+        self, name: str, epochs: int | None, lr: float | None, decayed: bool = True, **changes: Any
+    ) -> Stage:
+        """A stage after the main one, the same with Flashback and without it; what is None is as in the main stage."""
+        main = Optimisation.of(self.config.training, first_task=False)
+        optimisation = replace(main, lr=lr or main.lr, weight_decay=main.weight_decay if decayed else 0.0)
+        epochs = epochs or self.config.training.epochs
+        return self.main_stage(name=name, epochs=epochs, optimisation=optimisation, main=False, **changes)
+
+    def freeze_net(self) -> None:
+        """The newest module is learned: from here on it stands still, its batch norm too."""
+        self.net = Frozen(self.net)
+
+    def response_width(self) -> int:
+        return self.task.seen.stop
+
+    def scores(self, x: Tensor) -> Tensor:
+        return self.padded(self.expanded()(x).logits)
+
+    def padded(self, logits: Tensor) -> Tensor:
+        """Columns for classes without a row, which are never predicted."""
+        return F.pad(logits, (0, self.benchmark.classes - logits.shape[1]), value=-torch.inf)
+
+
+class CompressingHost(ExpandingHost):
+    """Ends a task by distilling the expanded network into one module, which the next task starts from (FOSTER)."""
+
+    weights: Tensor  # of the classes seen, for a stage that balances them
+
+    def build(self) -> None:
+        super().build()
+        self.student: GrowingNet | None = None
+
+    def old_net(self) -> GrowingNet:
+        """The network that the last task left, with one module."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ the stage
+
+    def compression_stage(self) -> Stage:
+        """Without weight decay. Herding, which ends the task, looks at the teacher's features."""
+        return self.later_stage(
+            "compression",
+            self.settings.compression_epochs,
+            self.settings.compression_lr,
+            decayed=False,
+            parameters=self.student_parameters,
+            forward=self.forward_student,
+            losses=self.compression_losses,
+            allocate=self.allocate_student,
+            begin=lambda: self.weigh_classes(self.settings.beta2),
+            end=lambda: self.refill(self.expanded()),
+        )
+
+    def allocate_student(self) -> None:
+        """The student starts as the old network, with fresh rows for the new classes."""
+        if not isinstance(self.net, Frozen):
+            self.freeze_net()
+        old = self.old_net()
+        self.student = GrowingNet(copy.deepcopy(old.backbone), self.task.seen.stop, old.head).requires_grad_(True)
+        self.allocate_weights()
+
+    def student_parameters(self) -> list[nn.Parameter]:
+        assert self.student is not None
+        return list(self.student.parameters())
+
+    def forward_student(self, batch: Batch) -> Step:
+        assert self.student is not None
+        return Step(batch, self.student(batch.x))
+
+    def compression_losses(self, step: Step) -> Mapping[str, Tensor]:
+        with torch.no_grad():
+            teacher = self.expanded()(step.batch.x).logits
+        temperature = self.settings.temperature
+        return {"compression": balanced_distillation(step.output.logits, teacher, self.weights, temperature)}
+
+    # ------------------------------------------------------------ class weights
+
+    def allocate_weights(self) -> None:
+        self.register_buffer("weights", torch.ones(self.task.seen.stop))
+
+    def weigh_classes(self, beta: float) -> None:
+        """Weights from how many images of each class the task trains on: all of the new, the exemplars of the old."""
+        labels = torch.cat([self.memory_stream().labels.cpu(), self.task.train.y])
+        self.weights.copy_(class_weights(torch.bincount(labels, minlength=len(self.weights)), beta))
+
+    # ------------------------------------------------------------ evaluation
+
+    def scores(self, x: Tensor) -> Tensor:
+        """The student's scores; until there is one, those of the network that it will learn from."""
+        return super().scores(x) if self.student is None else self.padded(self.student(x).logits)
+
+    def classifiers(self) -> dict[str, Classifier]:
+        return {"student": self.scores, "teacher": super().scores}
+
+
+def class_weights(counts: Tensor, beta: float) -> Tensor:
+    """Inverse effective numbers of images, v = (1 - beta) / (1 - beta^n), scaled to a mean of 1; beta = 0: all ones."""
+    rarity = (1 - beta) / (1 - beta ** counts.double().clamp(min=1))
+    return (rarity / rarity.mean()).float()
+
+
+def balanced_distillation(student: Tensor, teacher: Tensor, weights: Tensor, temperature: float) -> Tensor:
+    """Distillation from the teacher's softened softmax, its columns weighted and its rows brought back to a sum of 1.
+
+    That is the softmax of logits with T log(w) added.
+    """
+    return soft_cross_entropy(student, teacher + temperature * weights.log(), temperature)

@@ -1,0 +1,272 @@
+"""Does flashback help this host on this benchmark, at equal cost? Both arms, every seed, and an honest answer."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashback.config import to_dict, within
+from flashback.errors import FlashbackError
+from flashback.hosts.outside import find_hosts, in_one_line
+from flashback.metrics import PairedTest, deviation, mean, paired_test, verdict
+from flashback.recipes import config_from_dict, configure
+from flashback.records import RunRecord, differing_keys, read_config, read_record, write_atomically
+from flashback.training.checkpoints import Interrupted
+from flashback.training.evaluation import SETTINGS
+from flashback.training.processes import run_in_processes
+from flashback.training.run import build_method, open_benchmark, run, select_device
+from flashback.training.trainer import Observer
+
+ARMS = HOST, FLASHBACK = "host", "flashback"
+METRICS = {  # what is compared, and whether more of it is better
+    "average_accuracy": True,
+    "average_incremental_accuracy": True,
+    "forgetting": False,
+    "backward_transfer": True,
+    "forward_transfer": True,
+    "stability_plasticity_ratio": False,
+    "new_task_accuracy": True,
+    "mean_new_task_accuracy": True,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the runs of a comparison find what they need."""
+
+    data: str | Path | None
+    device: str
+    threads: int
+    host_file: str | Path | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison. The configuration is a plain mapping: it travels to other processes as it is."""
+
+    arm: str
+    seed: int
+    config: dict[str, Any]
+    folder: Path
+    place: Place
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric in one setting: values by seed, their mean and deviation in each arm, and the paired test."""
+
+    setting: str
+    metric: str
+    values: dict[str, dict[int, float | None]]
+    mean: dict[str, float | None]
+    deviation: dict[str, float | None]
+    test: PairedTest
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an arm was measured to spend in one run: the mean over seeds; of bytes the largest."""
+
+    steps: float | None
+    images: float | None
+    seconds: float | None
+    bytes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The answer, with everything it rests on."""
+
+    host: str
+    benchmark: str
+    recipe: str
+    seeds: list[int]
+    rows: list[Row]
+    cost: dict[str, Cost]
+    equal_budget: bool | None  # measured, step by step and image by image; None where no seed has both arms
+    differing_settings: list[str]  # of the host, between the arms
+    differing_surroundings: list[str]  # devices, versions, threads that were not the same for all runs
+    failures: dict[str, str]
+    reused: list[str]
+
+    @property
+    def budget(self) -> str:
+        return {True: "equal budget", False: "unequal budget", None: "budget unknown"}[self.equal_budget]
+
+    @property
+    def sentence(self) -> str:
+        row = next(row for row in self.rows if (row.setting, row.metric) == (SETTINGS[0], "average_accuracy"))
+        return f"Average accuracy, class-incremental, {self.budget}: {verdict(row.test)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "budget": self.budget, "sentence": self.sentence}
+
+
+def compare(
+    host: str,
+    benchmark: str = "split-fashion-mini",
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    out: str | Path,
+    recipe: str = "controlled",
+    settings: Mapping[str, Any] | None = None,
+    jobs: int = 1,
+    data: str | Path | None = None,
+    device: str = "auto",
+    host_file: str | Path | None = None,
+    watch: Callable[[str], Observer] = lambda name: lambda event: None,
+) -> Comparison:
+    """Run both arms with the same settings and seeds, reuse what is finished, and leave comparison.json in `out`.
+
+    `jobs` runs go on at a time, each in its own process; `watch` gives the observer of a run by its name.
+    """
+    within(len(seeds) >= 1, "a comparison needs at least one seed")
+    within(len(set(seeds)) == len(seeds), f"each seed counts once; {', '.join(map(str, seeds))} repeats one")
+    within("seed" not in (settings or {}), "a comparison sets the seed itself; give it as one of its seeds")
+    within(jobs >= 1, f"--jobs is at least 1, not {jobs}")
+    find_hosts(host_file)
+    place = Place(data, select_device(device).type, max(1, torch.get_num_threads() // jobs), host_file)
+    planned = []
+    for seed in seeds:
+        for arm in ARMS:
+            config = configure(host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=recipe, settings=settings)
+            planned.append(Job(arm, seed, to_dict(config), Path(out) / arm / f"seed-{seed}", place))
+    checksum = rehearse(planned[: len(ARMS)])
+    reused = [job.name for job in planned if is_finished(job, checksum)]
+    failures = carry_out([job for job in planned if job.name not in reused], jobs, watch)
+    comparison = conclude(planned, failures, reused)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(out) / "comparison.json", json.dumps(comparison.as_dict(), indent=1) + "\n")
+    return comparison
+
+
+# ---------------------------------------------------------------- before anything is trained
+
+
+def rehearse(jobs: Sequence[Job]) -> str:
+    """Build all that one run of each arm needs: what is refused is refused now. Returns the checksum of the data."""
+    configs = [config_from_dict(job.config) for job in jobs]
+    benchmark = open_benchmark(configs[0], jobs[0].place.data)
+    for config in configs:
+        build_method(config, benchmark, jobs[0].place.device)
+    return benchmark.checksum
+
+
+def is_finished(job: Job, checksum: str) -> bool:
+    """Whether the folder of a job holds its finished run; a run of anything else there is an error."""
+    if not (job.folder / "config.yaml").exists():
+        return False
+    differing = differing_keys(read_config(job.folder), job.config, ignored=["checkpoint"])
+    if differing:
+        raise FlashbackError(
+            f"{job.folder} holds a run of another configuration (differs in {', '.join(differing)}); "
+            "choose another --out"
+        )
+    if not (job.folder / "results.json").exists():
+        return False
+    if read_record(job.folder).run.get("data_checksum") != checksum:
+        raise FlashbackError(f"{job.folder} holds a run on other data; choose another --out")
+    return True
+
+
+# ---------------------------------------------------------------- running
+
+
+def carry_out(jobs: Sequence[Job], count: int, watch: Callable[[str], Observer]) -> dict[str, str]:
+    """Run all jobs; returns what went wrong by the name of the run."""
+    if count > 1 and len(jobs) > 1:
+        problems = run_in_processes({job.name: job for job in jobs}, count, attempt_alone, watch)
+    else:
+        problems = {job.name: attempt(job, watch(job.name)) for job in jobs}
+    return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def attempt(job: Job, observer: Observer) -> str | None:
+    """One run. A failure is returned and does not stop the others; a bug leaves its traceback in the folder."""
+    try:
+        config, place = config_from_dict(job.config), job.place
+        run(config, out=job.folder, data=place.data, device=place.device, observers=[observer])
+    except Interrupted:
+        raise
+    except FlashbackError as error:
+        return str(error)
+    except Exception as problem:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        (job.folder / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        return f"{in_one_line(problem)} (see {job.folder / 'failure.txt'})"
+    return None
+
+
+def attempt_alone(job: Job, observer: Observer) -> str | None:
+    """`attempt` in a process that has just started."""
+    torch.set_num_threads(job.place.threads)
+    find_hosts(job.place.host_file)
+    return attempt(job, observer)
+
+
+# ---------------------------------------------------------------- the answer
+
+Records = Mapping[tuple[str, int], RunRecord]
+
+
+def conclude(planned: Sequence[Job], failures: dict[str, str], reused: list[str]) -> Comparison:
+    """Read the records of all runs that did not fail, and compare them."""
+    records = {(job.arm, job.seed): read_record(job.folder) for job in planned if job.name not in failures}
+    host, flashback = (next(job.config for job in planned if job.arm == arm) for arm in ARMS)
+    seeds = list(dict.fromkeys(job.seed for job in planned))
+    around = [record.run.get("must_match", {}) for record in records.values()]
+    return Comparison(
+        host=host["host"]["name"],
+        benchmark=host["benchmark"]["name"],
+        recipe=host["recipe"],
+        seeds=seeds,
+        rows=[tabulate(records, seeds, setting, metric) for setting in SETTINGS for metric in METRICS],
+        cost={arm: measure_cost([records[key] for key in records if key[0] == arm]) for arm in ARMS},
+        equal_budget=has_equal_budget(records, seeds),
+        differing_settings=differing_keys(host, flashback, ignored=["flashback", "seed"]),
+        differing_surroundings=sorted({key for one in around for key in differing_keys(around[0], one)}),
+        failures=failures,
+        reused=reused,
+    )
+
+
+def tabulate(records: Records, seeds: Sequence[int], setting: str, metric: str) -> Row:
+    values: dict[str, dict[int, float | None]] = {
+        arm: {seed: records[arm, seed].results[setting][metric] for seed in seeds if (arm, seed) in records}
+        for arm in ARMS
+    }
+    known = {arm: [value for value in values[arm].values() if value is not None] for arm in ARMS}
+    return Row(
+        setting,
+        metric,
+        values,
+        {arm: mean(known[arm]) for arm in ARMS},
+        {arm: deviation(known[arm]) for arm in ARMS},
+        paired_test(values[HOST], values[FLASHBACK]),
+    )
+
+
+def measure_cost(records: Sequence[RunRecord]) -> Cost:
+    steps, images, seconds = (mean([record.run[name] for record in records]) for name in ("steps", "images", "seconds"))
+    largest: dict[str, int] = {}
+    for record in records:
+        for kind, size in record.run["knowledge_bytes"].items():
+            largest[kind] = max(size, largest.get(kind, 0))
+    return Cost(steps, images, seconds, largest)
+
+
+def has_equal_budget(records: Records, seeds: Sequence[int]) -> bool | None:
+    pairs = [[records[arm, seed].run for arm in ARMS] for seed in seeds if all((arm, seed) in records for arm in ARMS)]
+    if not pairs:
+        return None
+    return all(first[quantity] == second[quantity] for first, second in pairs for quantity in ("steps", "images"))

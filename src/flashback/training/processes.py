@@ -1,0 +1,100 @@
+"""Several runs at a time, each in a process of its own: one that dies takes no other with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from flashback.training.checkpoints import Interrupted
+from flashback.training.trainer import Observer
+
+Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
+DIED = "its process ended without a word; was it out of memory?"
+PATIENCE = 60.0  # seconds a process has to save its state
+
+
+def run_in_processes(
+    jobs: Mapping[str, Any], count: int, work: Work, watch: Callable[[str], Observer]
+) -> dict[str, str | None]:
+    """Run named jobs, `count` at a time; returns what went wrong with each, None for nothing.
+
+    `work` is a function of a module and jobs can be pickled, because every process starts afresh, as CUDA needs it.
+    """
+    waiting = list(jobs)
+    problems: dict[str, str | None] = dict.fromkeys(jobs, DIED)
+    running: dict[Any, tuple[str, BaseProcess, Observer]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < count:
+                name = waiting.pop(0)
+                pipe, process = start(work, jobs[name])
+                running[pipe] = name, process, watch(name)
+            for ready in wait(list(running)):
+                name, process, observer = running[ready]
+                kind, value = receive(ready)
+                if kind == "event":
+                    observer(value)
+                elif kind == "end":
+                    problems[name] = value
+                elif kind == "interrupted":
+                    raise Interrupted
+                else:
+                    process.join()
+                    del running[ready]
+    finally:
+        stop([process for _, process, _ in running.values()])
+    return problems
+
+
+def start(work: Work, job: Any) -> tuple[Connection, BaseProcess]:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=serve, args=(work, job, sender), daemon=True)
+    with ignoring_interrupts():
+        process.start()
+    sender.close()
+    return receiver, process
+
+
+def serve(work: Work, job: Any, pipe: Connection) -> None:
+    """What a process does: the work, telling the parent of its events and of its end."""
+    try:
+        pipe.send(("end", work(job, lambda event: pipe.send(("event", dict(event))))))
+    except Interrupted:
+        pipe.send(("interrupted", None))
+
+
+def receive(pipe: Any) -> tuple[str, Any]:
+    try:
+        message: tuple[str, Any] = pipe.recv()
+    except (EOFError, OSError):
+        return "gone", None
+    return message
+
+
+def stop(processes: Iterable[BaseProcess]) -> None:
+    """Ask all to save their state and end; those that do not in time are ended."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(PATIENCE)
+        process.kill()
+
+
+@contextmanager
+def ignoring_interrupts() -> Iterator[None]:
+    """A process started in here does not react to Ctrl-C until its run asks for it; the parent speaks for all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

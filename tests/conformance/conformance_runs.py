@@ -1,0 +1,77 @@
+"""Short runs of every host, made once and shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from helpers import quick_config, small_settings, tiny_benchmark
+from torch import Tensor
+
+from flashback.benchmarks import Benchmark
+from flashback.hosts import HOSTS, Host
+from flashback.plugin import Flashback
+from flashback.training import Trainer, build_method
+
+ALL = list(HOSTS)
+KNOWING = [name for name in HOSTS if HOSTS[name].has_knowledge]
+Method = Host | Flashback
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ended with."""
+
+    results: dict[str, Any]
+    state: dict[str, Tensor]
+    budget: list[dict[str, Any]]
+    bytes: dict[str, int]
+
+
+def method_of(
+    name: str, benchmark: Benchmark, flashback: bool = False, plugin: type[Flashback] = Flashback, **settings: Any
+) -> Method:
+    config = quick_config(name, flashback=flashback, **{"training__momentum": 0.9, **small_settings(name), **settings})
+    method = build_method(config, benchmark)
+    return plugin(method.host) if flashback else method
+
+
+def run(method: Method, keeper: Any = None) -> Outcome:
+    trainer = Trainer(method, method.host.benchmark, keeper=keeper)
+    if keeper is not None:
+        keeper.trainer = trainer
+    result = trainer.run()
+    state = {name: tensor.clone() for name, tensor in method.host.state_dict().items()}
+    return Outcome(result.as_dict(), state, trainer.history.budget, trainer.history.bytes)
+
+
+@cache
+def outcome(name: str, flashback: bool = False, sizes: Sequence[int] = (2, 3, 2), **settings: Any) -> Outcome:
+    """The end of a run that nobody watches."""
+    return run(method_of(name, tiny_benchmark(sizes), flashback, **settings))
+
+
+def assert_same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    differing = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
+    assert not differing
+
+
+class Watcher:
+    """A keeper that never saves, but is asked after every step."""
+
+    trainer: Trainer
+
+    def due(self, position: Any) -> bool:
+        if position.step > 0:
+            self.after_step(position)
+        return False
+
+    def save(self, state: Any) -> None:
+        """Nothing: the trainer saves once at the end of every run."""
+
+    def after_step(self, position: Any) -> None:
+        raise NotImplementedError

@@ -1,0 +1,73 @@
+"""Every host: evaluation in the middle of a task, after any step, is right and leaves no trace."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from conformance_runs import ALL, KNOWING, Outcome, Watcher, assert_same_state, method_of, outcome, run
+from helpers import tiny_benchmark
+from torch import Tensor
+
+from flashback import Host, evaluate
+from flashback.hosts.base import Classifier
+
+LURE = 1e9
+
+
+def lured(host: Host, seen: int) -> dict[str, Classifier]:
+    """The classifiers of a host with the columns of unseen classes raised above all others."""
+
+    def with_lure(classifier: Classifier) -> Classifier:
+        def scores(x: Tensor) -> Tensor:
+            own = classifier(x).clone()
+            assert own.shape == (len(x), host.benchmark.classes)
+            assert torch.isfinite(own[:, :seen]).all()
+            own[:, seen:] = LURE
+            return own
+
+        return scores
+
+    return {name: with_lure(classifier) for name, classifier in type(host).classifiers(host).items()}
+
+
+class Looking(Watcher):
+    """Evaluates after every step of a run."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def after_step(self, position: Any) -> None:
+        host, tasks = self.trainer.host, self.trainer.benchmark.tasks[: position.task + 1]
+        plain = evaluate(host, tasks)
+        host.__dict__["classifiers"] = lambda: lured(host, tasks[-1].seen.stop)
+        assert evaluate(host, tasks) == plain, "an unseen class was predicted"
+        del host.__dict__["classifiers"]
+        for accuracy in plain.values():
+            pairs = zip(accuracy["class_incremental"], accuracy["task_incremental"], strict=True)
+            assert all(ci <= ti for ci, ti in pairs)
+        self.looks += 1
+
+
+@cache
+def looked_at(name: str) -> tuple[Outcome, int]:
+    looking = Looking()
+    return run(method_of(name, tiny_benchmark(), flashback=name in KNOWING), looking), looking.looks
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_evaluation_after_every_step_changes_nothing(name: str) -> None:
+    alone = outcome(name, flashback=name in KNOWING)
+    seen, looks = looked_at(name)
+    assert looks == sum(entry["steps"] for entry in alone.budget) > 0
+    assert seen.results == alone.results
+    assert_same_state(seen.state, alone.state)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_knowing_the_task_never_hurts(name: str) -> None:
+    for classifier in outcome(name, flashback=name in KNOWING).results["classifiers"].values():
+        by_class, by_task = classifier["class_incremental"]["matrix"], classifier["task_incremental"]["matrix"]
+        assert all(ci <= ti for a, b in zip(by_class, by_task, strict=True) for ci, ti in zip(a, b, strict=True))

@@ -1,0 +1,110 @@
+"""Every host: a step leaves tensors behind and nothing else, waits for nothing, and draws from its own generator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from conformance_runs import ALL, KNOWING, Watcher, method_of, run
+from helpers import tiny_benchmark
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flashback import Host
+from flashback.memory import Memory
+from flashback.training.step import TrainingStep
+
+# What a device must answer before Python can go on, or what has another shape for other values.
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "is_nonzero", "equal"}
+
+
+class Waits(TorchDispatchMode):
+    """Notes the operations that wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1] or ()
+        )
+        if name in WAITING or by_mask:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def python_state(host: Host) -> dict[str, Any]:
+    """Everything that hangs on the host's modules beside registered tensors, plain values by value."""
+    plain = (bool, int, float, str, tuple, list, dict, set, type(None))
+    state: dict[str, Any] = {"task": host.task.index}
+    for path, module in host.named_modules():
+        for key, value in vars(module).items():
+            if key in ("_parameters", "_buffers", "_modules") or (isinstance(module, Memory) and key == "_known"):
+                continue  # the memory may remember how much of it is filled: it asks again when in doubt
+            state[f"{path}.{key}"] = copy.copy(value) if isinstance(value, plain) else id(value)
+            if isinstance(value, Tensor):
+                state[f"{path}.{key} holds"] = value.tolist()
+        state[f"{path} has"] = sorted(name for name, _ in module.named_children())
+    state["trained"] = {name for name, weight in host.named_parameters() if weight.requires_grad}
+    return state
+
+
+class Inspector(Watcher):
+    """Compares the host's Python state at the first step of a stage with that after each further one."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, Any] = {}
+        self.changed: set[str] = set()
+        self.compared = 0
+        self.last_task_waits: list[str] = []
+
+    def after_step(self, position: Any) -> None:
+        now = python_state(self.trainer.host)
+        if (position.epoch, position.step) == (0, 1):
+            self.first = now
+        else:
+            self.changed |= {key for key in now.keys() | self.first.keys() if now.get(key) != self.first.get(key)}
+            self.compared += 1
+
+
+@cache
+def inspected(name: str) -> tuple[Inspector, list[str], bool]:
+    method, inspector, waits = method_of(name, tiny_benchmark(), flashback=name in KNOWING), Inspector(), Waits()
+    descend: Callable[..., None] = TrainingStep.descend
+
+    def watched_descend(step: TrainingStep, indices: Tensor) -> None:
+        step.stage.variant()  # the one moment at which a step may ask how much of the memory is filled
+        with waits:
+            descend(step, indices)
+
+    before = torch.get_rng_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingStep, "descend", watched_descend)
+        run(method, inspector)
+    return inspector, waits.found, torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_steps_leave_no_python_state(name: str) -> None:
+    inspector, _, _ = inspected(name)
+    assert inspector.compared > 10
+    assert not inspector.changed
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_steps_wait_for_nothing(name: str) -> None:
+    """So that a step can be captured once as a graph and replayed."""
+    _, found, _ = inspected(name)
+    assert not found
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_run_leaves_the_global_generator_alone(name: str) -> None:
+    _, _, untouched = inspected(name)
+    assert untouched
