@@ -61,7 +61,7 @@ QUICK: dict[str, Any] = {
 
 def small_settings(name: str) -> dict[str, Any]:
     """Settings that make any host quick on the tiny benchmark: a small memory and short further stages."""
-    small = {"memory_size": 14, "minibatch": 6, "contrastive_batch": 6}
+    small = {"memory_size": 21, "minibatch": 6, "contrastive_batch": 6}
     fields = [field.name for field in dataclasses.fields(HOSTS[name].Settings)]
     short = {field: 1 for field in fields if field.endswith("_epochs")}
     return {f"host__{field}": value for field, value in {**small, **short}.items() if field in fields}

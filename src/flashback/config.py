@@ -61,6 +61,8 @@ class TrainingConfig:
         within(self.weight_decay >= 0, f"training.weight_decay is not negative, not {self.weight_decay}")
         within(not self.nesterov or self.momentum > 0, "training.nesterov needs training.momentum above 0")
         within(all(0 < m <= 1 for m in self.milestones), "training.milestones are shares of the epochs in (0, 1]")
+        within(self.gamma > 0, f"training.gamma is above 0, not {self.gamma}")
+        within(self.image_size is None or self.image_size >= 1, "training.image_size is at least 1")
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def _convert_plain(hint: Any, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
         try:
             value = float(value)  # YAML reads 1e-3 as a string
-        except ValueError:
+        except (ValueError, OverflowError):
             raise FlashbackError(f"{path} is a number, not {value!r}") from None
     if hint is float and isinstance(value, float) and not math.isfinite(value):
         raise FlashbackError(f"{path} is a finite number, not {value!r}")

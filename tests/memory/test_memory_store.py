@@ -113,6 +113,21 @@ def test_the_order_in_which_the_device_writes_does_not_matter(seed: int, monkeyp
         assert torch.equal(tensor, forwards[name]), name
 
 
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_deterministic_mode_is_left_as_it_was(warn_only: bool) -> None:
+    free, strict = Memory(3, SHAPE, FIELDS), Memory(3, SHAPE, FIELDS)
+    free.reservoir(**samples(0, 20), generator=generator())
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        strict.reservoir(**samples(0, 20), generator=generator())
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, tensor in free.state_dict().items():
+        assert torch.equal(tensor, strict.state_dict()[name]), name
+
+
 def test_reservoir_slots_never_exceed_the_trash_row() -> None:
     largest = torch.full((6,), 1 - 2**-53, dtype=torch.float64)
     assert reservoir_slots(torch.tensor(0), 3, largest).tolist() == [0, 1, 2, 3, 3, 3]
@@ -215,6 +230,7 @@ def test_rows_must_be_whole_raw_and_of_the_right_shape() -> None:
         memory.append(**{**rows, "logits": torch.zeros(2, 4)})
     with pytest.raises(FlashbackError, match="did you mean 'logits'"):
         memory.write(torch.tensor([0]), logit=torch.zeros(1, 3))
+    assert not any(tensor.any() for tensor in memory.state_dict().values())  # what is refused leaves no trace
     with pytest.raises(FlashbackError, match="cannot be named 'stamps'"):
         Memory(4, SHAPE, {"stamps": ((), torch.int64)})
     with pytest.raises(FlashbackError, match="at least one image"):

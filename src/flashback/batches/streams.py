@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -30,29 +32,63 @@ class Batch:
 class Stream:
     """Images that one stage sees once per epoch, in a new order each time."""
 
-    images: Tensor  # uint8 [n, C, H, W]
+    images: Tensor  # uint8 [n, C, H, W], on the device unless the set is too large for it
     labels: Tensor  # int64 [n]
     slots: Tensor  # int64 [n]
+    resident: bool = True  # whether a step gathers its images itself; else they are fetched ahead of it
 
     def __len__(self) -> int:
         return self.labels.shape[0]
 
     @classmethod
-    def of(cls, images: Images, device: torch.device) -> Stream:
+    def of(cls, images: Images, device: torch.device, room: int | None = None) -> Stream:
+        """All images of a set; they stay on the CPU if they need more than `room` bytes of the device."""
         labels = images.y.to(device)
-        return cls(images.x.to(device), labels, torch.full_like(labels, NOT_STORED))
+        resident = images.x.nbytes <= (room_on(device) if room is None else room)
+        pixels = images.x.to(device) if resident else images.x
+        return cls(pixels, labels, torch.full_like(labels, NOT_STORED), resident)
 
-    def joined(self, other: Stream) -> Stream:
-        """Both as one stream: each image of either appears once per epoch."""
+    def joined(self, *others: Stream) -> Stream:
+        """All as one stream: each image of any appears once per epoch."""
+        parts = [self, *others]
+        resident = all(part.resident for part in parts)
+        pixels = [part.images if resident else part.images.cpu() for part in parts]
         return Stream(
-            torch.cat([self.images, other.images]),
-            torch.cat([self.labels, other.labels]),
-            torch.cat([self.slots, other.slots]),
+            torch.cat(pixels),
+            torch.cat([part.labels for part in parts]),
+            torch.cat([part.slots for part in parts]),
+            resident,
         )
 
     def subset(self, indices: Tensor) -> Stream:
-        return Stream(self.images[indices], self.labels[indices], self.slots[indices])
+        pixels = self.images[indices.to(self.images.device)]
+        return Stream(pixels, self.labels[indices], self.slots[indices], self.resident)
 
     def order(self, *key: object) -> Tensor:
         """The order of one epoch. It depends on the key alone, so a resumed epoch finds its place again."""
         return torch.randperm(len(self), generator=seeded_generator(*key, "order")).to(self.labels.device)
+
+
+def room_on(device: torch.device) -> int:
+    """Bytes a set of images may take: half of what is free on a GPU, anything on the CPU."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 62
+
+
+def fetch(stream: Stream, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The positions of each batch, and its images where they are not on the device: one batch ahead, in a thread."""
+    if stream.resident:
+        yield from ((batch, None) for batch in batches)
+        return
+    device = stream.labels.device
+
+    def load(batch: Tensor) -> Tensor:
+        images = stream.images[batch.cpu()]
+        return images.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else images
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        ahead = [pool.submit(load, batch) for batch in batches[:2]]
+        for k, batch in enumerate(batches):
+            images = ahead.pop(0).result()
+            if k + 2 < len(batches):
+                ahead.append(pool.submit(load, batches[k + 2]))
+            yield batch, images

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +15,6 @@ from flashback.errors import FlashbackError, unknown
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import config_from_dict, configure
 from flashback.records import read_record
-from flashback.training import Interrupted
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
 from flashback.training.compare import compare as compare_arms
@@ -95,7 +92,7 @@ def run(
         names = (host, benchmark or DEFAULT_BENCHMARK)
         config = configure(*names, flashback=flashback, seed=seed or 0, recipe=recipe or DEFAULT_RECIPE, settings=own)
     folder = out or default_folder(config)
-    with ProgressView() as view, hint(f"go on with: flashback resume {folder}"):
+    with ProgressView() as view:
         run_config(config, out=folder, data=data, device=device, observers=[view.watch(config.host.name)])
     show_run(folder)
 
@@ -109,7 +106,7 @@ def resume(
 ) -> None:
     """Go on with an interrupted run, exactly where it stopped."""
     find_hosts(host_file)
-    with ProgressView() as view, hint(f"go on with: flashback resume {folder}"):
+    with ProgressView() as view:
         resume_run(folder, data=data, device=device, observers=[view.watch(folder.name)])
     show_run(folder)
 
@@ -133,7 +130,7 @@ def compare(
     """Does flashback help this host? Both arms, the same settings, seeds and number of steps, and a paired test."""
     benchmark = benchmark or DEFAULT_BENCHMARK
     folder = out or Path("runs") / f"compare-{host}-{Path(benchmark).stem}"
-    with ProgressView() as view, hint("the same command goes on where it stopped"):
+    with ProgressView() as view:
         comparison = compare_arms(
             host,
             benchmark,
@@ -193,15 +190,6 @@ def reconfigure(path: Path, changes: dict[str, Any]) -> RunConfig:
 def default_folder(config: RunConfig) -> Path:
     arm = "flashback" if config.flashback.enabled else "host"
     return Path("runs") / f"{config.host.name}-{Path(config.benchmark.name).stem}-{arm}-seed{config.seed}"
-
-
-@contextmanager
-def hint(sentence: str) -> Iterator[None]:
-    """Says how to go on after an interruption."""
-    try:
-        yield
-    except Interrupted:
-        raise Interrupted(sentence) from None
 
 
 def show_run(folder: Path) -> None:

@@ -28,25 +28,27 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def carry_out(arguments: list[str]) -> int:
     try:
-        return app(args=arguments or ["--help"], prog_name="flashback", standalone_mode=False) or 0
+        code: int | None = app(args=arguments or ["--help"], prog_name="flashback", standalone_mode=False)
     except FlashbackError as error:
-        say(f"error: {error}")
-        return BAD_INPUT
+        return end(BAD_INPUT, f"error: {error}")
     except UsageError as error:
-        say(f"error: {error.format_message()}")  # type: ignore[attr-defined]
-        return BAD_INPUT
-    except Interrupted as stopped:
-        say(f"interrupted, and saved; {stopped}")
-        return INTERRUPTED
+        return end(BAD_INPUT, f"error: {error.format_message()}")  # type: ignore[attr-defined]
+    except Interrupted:
+        return end(INTERRUPTED, "interrupted; the same command goes on where it stopped")
     except (KeyboardInterrupt, typer.Abort):
-        say("interrupted")
-        return INTERRUPTED
+        return end(INTERRUPTED, "interrupted")
     except BrokenPipeError:  # whoever read the output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as problem:
-        say(f"error: {problem.filename or 'a file'}: {problem.strerror or problem}")
-        return FAILED
+        return end(FAILED, f"error: {problem.filename or 'a file'}: {problem.strerror or problem}")
+    # typer makes an exit code of Ctrl-C by itself
+    return end(INTERRUPTED, "interrupted") if code == INTERRUPTED else code or 0
+
+
+def end(code: int, line: str) -> int:
+    say(line)
+    return code
 
 
 def say(line: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from flashback.training.trainer import Event, Observer
 
@@ -27,10 +28,10 @@ class ProgressView:
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False)
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
+            BarColumn(bar_width=10),
+            TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True, ratio=1)),
         )
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 
@@ -63,7 +64,8 @@ class RunLine:
             done = event["epoch"] + 1
             self.progress.update(self.line, completed=done, total=event["epochs"], state=self.describe(event))
         elif kind == "evaluation" and event["task"] + 1 == self.tasks:
-            self.progress.console.print(f"{self.name}: average accuracy {final_accuracy(event):.1f}")
+            if not self.progress.disable:
+                self.progress.console.print(f"{self.name}: average accuracy {final_accuracy(event):.1f}")
             self.progress.remove_task(self.line)
 
     def describe(self, event: Event) -> str:
@@ -71,7 +73,7 @@ class RunLine:
         parts = [task, event["stage"]]
         if "epoch" in event:
             losses = ", ".join(f"{name} {value:.3g}" for name, value in event["losses"].items())
-            parts += [f"epoch {event['epoch'] + 1}/{event['epochs']}", f"losses: {losses}"]
+            parts += [f"epoch {event['epoch'] + 1}/{event['epochs']}", losses]
         return "  ".join(parts)
 
 

@@ -17,12 +17,12 @@ from flashback.training.compare import ARMS, METRICS, Comparison, Row
 from flashback.training.evaluation import SETTINGS
 
 NAMES = {
-    "average_accuracy": "average accuracy (AA)",
-    "average_incremental_accuracy": "average incremental accuracy (AIA)",
+    "average_accuracy": "average accuracy AA",
+    "average_incremental_accuracy": "average incremental accuracy AIA",
     "forgetting": "forgetting",
-    "backward_transfer": "backward transfer (BWT)",
-    "forward_transfer": "forward transfer (FWT)",
-    "stability_plasticity_ratio": "stability-plasticity ratio (SPR)",
+    "backward_transfer": "backward transfer BWT",
+    "forward_transfer": "forward transfer FWT",
+    "stability_plasticity_ratio": "stability-plasticity ratio SPR",
     "new_task_accuracy": "new-task accuracy, last task",
     "mean_new_task_accuracy": "new-task accuracy, mean",
 }
@@ -30,7 +30,7 @@ ABSENT = "-"
 
 
 def title_of(metric: str) -> str:
-    return NAMES[metric] + ("" if METRICS[metric] else ", less is better")
+    return NAMES[metric] + ("" if METRICS[metric] else " (less is better)")
 
 
 def make_table(title: str, *columns: str, texts: int = 1) -> Table:
@@ -126,11 +126,11 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def row_cells(row: Row) -> list[str]:
-    arms = [f"{number(row.mean[arm])} ± {number(row.deviation[arm])}" for arm in ARMS]
-    cells = [ABSENT if row.mean[arm] is None else cell for arm, cell in zip(ARMS, arms, strict=True)]
+    spread = [f" ± {row.deviation[arm]:.2f}" if row.deviation[arm] is not None else "" for arm in ARMS]
+    means = [number(row.mean[arm]) + spread[k] for k, arm in enumerate(ARMS)]
     test = row.test
     interval = ABSENT if test.low is None or test.high is None else f"{test.low:+.2f} to {test.high:+.2f}"
-    return [*cells, number(test.difference, "+.2f"), interval, number(test.p, ".2g")]
+    return [*means, number(test.difference, "+.2f"), interval, number(test.p, ".2g")]
 
 
 def cost_table(comparison: Comparison) -> Table:

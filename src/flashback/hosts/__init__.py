@@ -1,7 +1,7 @@
 """The hosts: one file a method, each reads like its paper."""
 
-from flashback.hosts import der, ewc, finetune, foster, icarl, lucir, lwf_mc, xder
+from flashback.hosts import beef, der, ewc, finetune, foster, icarl, lucir, lwf_mc, xder
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.stages import Optimisation, Stage, Step
 
-__all__ = ["HOSTS", "Host", "Optimisation", "Stage", "Step", "der", "ewc", "finetune", "foster", "icarl", "lucir", "lwf_mc", "xder"]
+__all__ = ["HOSTS", "Host", "Optimisation", "Stage", "Step", "beef", "der", "ewc", "finetune", "foster", "icarl", "lucir", "lwf_mc", "xder"]

@@ -99,7 +99,7 @@ class OnlineEWC(ElasticHost):
 
 
 class TaskAnchors(Knowledge):
-    """The parameters and importance each task ended with (Eq. 3); the last, of the present task, are blank till then."""
+    """The parameters and importance each task ended with (Eq. 3); those of the present task are blank till then."""
 
     def __init__(self) -> None:
         super().__init__()

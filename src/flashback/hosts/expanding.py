@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from flashback.hosts.base import Classifier
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Optimisation, Stage, Step
 from flashback.knowledge import soft_cross_entropy
-from flashback.nets import Backbone, Frozen, LinearHead, Net, Output, grown_linear
+from flashback.nets import Backbone, LinearHead, Net, Output, grown_linear
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,17 @@ class Whole(nn.Module):
         return self.run(x)
 
 
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Passes inside are those of evaluation: batch norm reads its running statistics and leaves them alone."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
+
+
 class ExpandingHost(ExemplarHost):
     """A host whose heads have rows for the classes met so far, and no others."""
 
@@ -86,10 +98,6 @@ class ExpandingHost(ExemplarHost):
         optimisation = replace(main, lr=lr or main.lr, weight_decay=main.weight_decay if decayed else 0.0)
         epochs = epochs or self.config.training.epochs
         return self.main_stage(name=name, epochs=epochs, optimisation=optimisation, main=False, **changes)
-
-    def freeze_net(self) -> None:
-        """The newest module is learned: from here on it stands still, its batch norm too."""
-        self.net = Frozen(self.net)
 
     def response_width(self) -> int:
         return self.task.seen.stop
@@ -111,8 +119,8 @@ class CompressingHost(ExpandingHost):
         super().build()
         self.student: GrowingNet | None = None
 
-    def old_net(self) -> GrowingNet:
-        """The network that the last task left, with one module."""
+    def old_parts(self) -> tuple[Backbone, LinearHead]:
+        """The one module that the last task left, and its head."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ the stage
@@ -134,10 +142,8 @@ class CompressingHost(ExpandingHost):
 
     def allocate_student(self) -> None:
         """The student starts as the old network, with fresh rows for the new classes."""
-        if not isinstance(self.net, Frozen):
-            self.freeze_net()
-        old = self.old_net()
-        self.student = GrowingNet(copy.deepcopy(old.backbone), self.task.seen.stop, old.head).requires_grad_(True)
+        module, head = self.old_parts()
+        self.student = GrowingNet(copy.deepcopy(module), self.task.seen.stop, head).requires_grad_(True)
         self.allocate_weights()
 
     def student_parameters(self) -> list[nn.Parameter]:
@@ -149,10 +155,11 @@ class CompressingHost(ExpandingHost):
         return Step(batch, self.student(batch.x))
 
     def compression_losses(self, step: Step) -> Mapping[str, Tensor]:
-        with torch.no_grad():
-            teacher = self.expanded()(step.batch.x).logits
+        teacher = self.expanded()
+        with torch.no_grad(), evaluating(teacher):
+            targets = teacher(step.batch.x).logits
         temperature = self.settings.temperature
-        return {"compression": balanced_distillation(step.output.logits, teacher, self.weights, temperature)}
+        return {"compression": balanced_distillation(step.output.logits, targets, self.weights, temperature)}
 
     # ------------------------------------------------------------ class weights
 

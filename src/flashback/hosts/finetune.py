@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from flashback.batches import Stream
@@ -31,9 +30,5 @@ class Joint(Finetune):
         return [self.main_stage()] if is_last else []
 
     def stream(self) -> Stream:
-        everything = [Stream.of(task.train, self.device) for task in self.benchmark.tasks]
-        return Stream(
-            torch.cat([part.images for part in everything]),
-            torch.cat([part.labels for part in everything]),
-            torch.cat([part.slots for part in everything]),
-        )
+        first, *others = (Stream.of(task.train, self.device) for task in self.benchmark.tasks)
+        return first.joined(*others)

@@ -15,7 +15,7 @@ from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.expanding import CompressingHost, CompressionSettings, GrowingNet, Whole
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, ModuleKnowledge, Support, soft_cross_entropy
-from flashback.nets import Output, grown_linear
+from flashback.nets import Backbone, Frozen, LinearHead, Output, grown_linear
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Boosted(nn.Module):
 class OldNet(ModelKnowledge):
     """The frozen network h_s with its head (Eq. 8)."""
 
+    model: Frozen[GrowingNet]
+
     def logits(self, old: Output, x: Tensor) -> Tensor:
         """Its answer has been given: h_s runs once a step, and all who need its features share them."""
         return old.logits
@@ -79,15 +81,15 @@ class Foster(CompressingHost):
     """Boosting trains a module and its heads against what the frozen network gets wrong; compression follows."""
 
     Settings = FosterSettings
+    stable: OldNet | None
 
     def new_net(self) -> GrowingNet:
         return GrowingNet(self.new_backbone(), len(self.task.classes))
 
-    def old_net(self) -> GrowingNet:
-        assert isinstance(self.stable, OldNet)
-        net = self.stable.model.module
-        assert isinstance(net, GrowingNet)
-        return net
+    def old_parts(self) -> tuple[Backbone, LinearHead]:
+        assert self.stable is not None
+        old = self.stable.model.module
+        return old.backbone, old.head
 
     def expanded(self) -> nn.Module:
         stable, net = self.stable, self.net

@@ -48,7 +48,7 @@ class XDERStep(ReplayStep):
 
 @HOSTS.register("xder")
 class XDER(ReplayHost):
-    """The memory changes its images at the end of a task only, its targets in every step."""
+    """Images enter the memory at the end of a task; in between, the targets of past images are kept up to date."""
 
     Settings = XDERSettings
     task_of: Tensor  # the task of every column
@@ -64,9 +64,7 @@ class XDER(ReplayHost):
     def check(self) -> None:
         tasks, classes, size = len(self.benchmark.tasks), self.benchmark.classes, self.settings.memory_size
         within(tasks >= 2, "xder prepares heads for later tasks, and this benchmark has only one task; use der++")
-        within(
-            size >= classes, f"host.memory_size is {size}, less than the {classes} classes of the benchmark; raise it"
-        )
+        within(size >= classes, f"host.memory_size is {size}, less than one image for {classes} classes each; raise it")
 
     @property
     def later(self) -> tuple[Task, ...]:
@@ -110,10 +108,8 @@ class XDER(ReplayHost):
 
     def preparation(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Future heads learn to tell the classes apart that are there already; mean over heads."""
-        temperature = self.settings.temperature
-        return torch.stack(
-            [supervised_contrastive(logits[:, task.new], labels, temperature) for task in self.later]
-        ).mean()
+        heads = (logits[:, task.new] for task in self.later)
+        return torch.stack([supervised_contrastive(head, labels, self.settings.temperature) for head in heads]).mean()
 
     def past_constraint(self, step: XDERStep) -> Tensor:
         """On new images, no past class should be as probable as the present ones."""
@@ -148,6 +144,7 @@ class XDER(ReplayHost):
         self.edit(slots, torch.cat([draw.output.logits for draw in step.draws]), first & (luck * times < 1))
 
     def edit(self, slots: Tensor, fresh: Tensor, chosen: Tensor) -> None:
+        """Take fresh logits over, kept below the true class's, for columns that no past task has settled."""
         targets = self.memory["targets"][slots]
         truth = targets.gather(1, self.memory.labels[slots][:, None])
         since = self.task.new.start

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -32,15 +33,25 @@ def fisher_diagonal(
     squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     gradients = vmap(grad(score_of(net, estimator)), in_dims=(None, 0, 0))
     device, chunk = next(iter(weights.values())).device, chunk_size(list(weights.values()))
-    training = net.training
-    net.eval()  # batch norm then couples no images, and its statistics stay as they are
-    for raw, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
-        x = view(raw.to(device))
-        for columns in passes(net, x, y.to(device), estimator):
-            for name, gradient in gradients(weights, x, columns).items():
-                squares[name] += gradient.square_().sum(dim=0)
-    net.train(training)
+    with ready_for_gradients(net):
+        for raw, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
+            x = view(raw.to(device))
+            for columns in passes(net, x, y.to(device), estimator):
+                for name, gradient in gradients(weights, x, columns).items():
+                    squares[name] += gradient.square_().sum(dim=0)
     return flat(squares.values()) / len(labels)
+
+
+@contextmanager
+def ready_for_gradients(net: nn.Module) -> Iterator[None]:
+    """In evaluation mode batch norm couples no images and keeps its statistics; vmap cannot enter compiled modules."""
+    training = net.training
+    net.eval()
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        net.train(training)
 
 
 def score_of(net: nn.Module, estimator: Estimator) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:

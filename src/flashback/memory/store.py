@@ -6,7 +6,8 @@ task. Everything that runs in a step has a fixed shape and never waits for the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -132,6 +133,8 @@ class Memory(nn.Module):
 
         Rows that lose a slot repeat the winner's values, rows masked out write zeros: equal slots get equal values.
         """
+        for name, value in values.items():
+            self._check(name, value, len(slots))
         rows = torch.arange(len(slots), device=slots.device)
         last = torch.full((self.capacity + 1,), -1, device=slots.device).scatter_reduce(0, slots, rows, "amax")
         winners, masked = last[slots], slots == self.capacity
@@ -140,9 +143,10 @@ class Memory(nn.Module):
             self.clock.add_(len(slots))
         for name, value in values.items():
             column = self[name]
-            self._check(name, value, len(slots))
             chosen = value.to(column.device, column.dtype)[winners]
-            column.index_copy_(0, slots, chosen.masked_fill(masked.view(-1, *[1] * (chosen.dim() - 1)), 0))
+            chosen = chosen.masked_fill(masked.view(-1, *[1] * (chosen.dim() - 1)), 0)
+            with _any_write_order():
+                column.index_copy_(0, slots, chosen)
 
     def _check(self, name: str, value: Tensor, rows: int) -> None:
         expected = (rows, *self[name].shape[1:])
@@ -185,6 +189,21 @@ class Memory(nn.Module):
             kept = column[slots]
             column.zero_()[: len(chosen)] = kept
         self.count.fill_(len(chosen))
+
+
+@contextmanager
+def _any_write_order() -> Iterator[None]:
+    """Leave deterministic mode, which sorts before every indexed write: of no use where equal slots get equal values."""
+    strict = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    if not strict:
+        yield
+        return
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
 def reservoir_slots(seen: Tensor, capacity: int, uniforms: Tensor) -> Tensor:

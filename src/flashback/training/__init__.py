@@ -5,4 +5,17 @@ from flashback.training.evaluation import evaluate
 from flashback.training.run import build_host, build_method, open_benchmark, resume, run, select_device
 from flashback.training.trainer import Trainer, TrainingResult, train
 
-__all__ = ["Checkpoints", "Interrupted", "Trainer", "TrainingResult", "build_host", "build_method", "evaluate", "open_benchmark", "resume", "run", "select_device", "train"]
+__all__ = [
+    "Checkpoints",
+    "Interrupted",
+    "Trainer",
+    "TrainingResult",
+    "build_host",
+    "build_method",
+    "evaluate",
+    "open_benchmark",
+    "resume",
+    "run",
+    "select_device",
+    "train",
+]

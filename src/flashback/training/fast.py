@@ -6,6 +6,7 @@ launches everything at once: gather, augmentation, replay draws, teachers, stude
 
 from __future__ import annotations
 
+import time
 import warnings
 from contextlib import AbstractContextManager
 
@@ -18,13 +19,14 @@ from flashback.hosts.stages import Stage
 from flashback.nets import Backbone
 from flashback.training.step import TrainingStep
 
+Inputs = tuple[Tensor, Tensor | None]  # positions in the stream, and the images where they are not on the device
 COMPILE_FROM = 1_000_000  # images of a run
 EAGER_FIRST = 2  # real steps before a capture: they start up cuDNN, cuBLAS and the caches, and need not be undone
 
 
 def make_step(host: Host, stage: Stage, stream: Stream, precision: str) -> TrainingStep:
     """The captured step where it can be, the plain one elsewhere."""
-    captured = host.device.type == "cuda" and host.config.capture and stream.images.is_cuda
+    captured = host.device.type == "cuda" and host.config.capture
     return (CapturedStep if captured else TrainingStep)(host, stage, stream, precision)
 
 
@@ -55,52 +57,59 @@ class CapturedStep(TrainingStep):
 
     def __init__(self, host: Host, stage: Stage, stream: Stream, precision: str) -> None:
         super().__init__(host, stage, stream, precision)
-        self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Inputs]] = {}
         self.seen: dict[object, int] = {}
         self.side = torch.cuda.Stream(host.device)  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle()
         self.capturing = True
 
-    def __call__(self, indices: Tensor) -> None:
-        shape = (len(indices), self.stage.variant())
+    def __call__(self, indices: Tensor, raw: Tensor | None = None) -> None:
+        shape, inputs = (len(indices), self.stage.variant()), (indices, raw)
         if shape in self.graphs:
-            graph, static_indices = self.graphs[shape]
-            static_indices.copy_(indices)
+            graph, static = self.graphs[shape]
+            for old, new in zip(static, inputs, strict=True):
+                if old is not None and new is not None:
+                    old.copy_(new, non_blocking=True)
             graph.replay()
             return
         self.seen[shape] = self.seen.get(shape, 0) + 1
-        if not self.capturing or self.seen[shape] <= EAGER_FIRST or not self.capture(shape, indices):
-            self.on_side_stream(indices)
+        began = time.monotonic()
+        if self.capturing and self.seen[shape] > EAGER_FIRST and self.capture(shape, inputs):
+            self(*inputs)
         else:
-            self(indices)
+            self.on_side_stream(inputs)
+        self.preparation_seconds += time.monotonic() - began if self.capturing else 0.0
 
-    def on_side_stream(self, indices: Tensor) -> None:
+    def on_side_stream(self, inputs: Inputs) -> None:
         """An eager step on the stream that captures later, as captures ask of what runs before them."""
         self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side), self.compiled(indices):
-            self.descend(indices)
+        with torch.cuda.stream(self.side), self.compiled(inputs):
+            self.descend(*inputs)
         torch.cuda.current_stream().wait_stream(self.side)
 
-    def compiled(self, indices: Tensor) -> AbstractContextManager[None]:
+    def compiled(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Full batches run compiled code, before the capture as in it, so that both compute the same bits.
 
         Other sizes (the incomplete last batch, evaluation) change over tasks and would compile again and again.
         """
-        full = len(indices) == self.stage.batch_size
+        full = len(inputs[0]) == self.stage.batch_size
         stance: AbstractContextManager[None] = torch.compiler.set_stance("default" if full else "force_eager")
         return stance
 
-    def capture(self, shape: object, indices: Tensor) -> bool:
+    def capture(self, shape: object, inputs: Inputs) -> bool:
         """Record a step without running it. What cannot be recorded is said once, and runs eagerly."""
-        graph, static_indices = torch.cuda.CUDAGraph(), indices.clone()
+        graph = torch.cuda.CUDAGraph()
+        static: Inputs = (inputs[0].clone(), inputs[1].clone() if inputs[1] is not None else None)
         graph.register_generator_state(self.host.generator)
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.side), self.compiled(indices):
-                self.descend(static_indices)
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.side), self.compiled(inputs):
+                self.descend(*static)
         except Exception as error:  # a host from outside may do anything in its step
             self.capturing = False
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            warnings.warn(f"the step of stage '{self.stage.name}' cannot be captured, it runs eagerly: {reason}", stacklevel=2)
+            warnings.warn(
+                f"the step of stage '{self.stage.name}' cannot be captured, it runs eagerly: {reason}", stacklevel=2
+            )
             return False
-        self.graphs[shape] = (graph, static_indices)
+        self.graphs[shape] = (graph, static)
         return True

@@ -47,6 +47,8 @@ def run_in_processes(
                 else:
                     process.join()
                     del running[ready]
+    except KeyboardInterrupt:
+        raise Interrupted from None
     finally:
         stop([process for _, process, _ in running.values()])
     return problems

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import torch
 
 from flashback.benchmarks import Benchmark, load_benchmark
-from flashback.config import RunConfig, to_dict
-from flashback.errors import FlashbackError
+from flashback.config import RunConfig, TrainingConfig, to_dict
+from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import HOSTS, Host
+from flashback.hosts.outside import find_hosts
 from flashback.plugin import Flashback
-from flashback.recipes import config_from_dict
+from flashback.recipes import config_from_dict, configure
 from flashback.records import RunFolder, read_config
 from flashback.training.checkpoints import Checkpoints
 from flashback.training.trainer import History, Observer, Trainer, TrainingResult
@@ -51,11 +53,30 @@ def open_benchmark(config: RunConfig, data: str | Path | None = None) -> Benchma
     )
 
 
-def build_host(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "cpu") -> Host:
-    """The host of a configuration, ready to train on a benchmark."""
+def build_host(
+    config: RunConfig | str, benchmark: Benchmark, device: torch.device | str = "cpu", **settings: Any
+) -> Host:
+    """The host of a configuration, ready to train on a benchmark.
+
+    Instead of a configuration, a name with settings by their plain names: "icarl", memory_size=200, epochs=5.
+    """
+    if isinstance(config, str):
+        find_hosts()
+        config = configure(config, benchmark.name, settings=dotted_keys(HOSTS[config], settings))
     host = HOSTS[config.host.name](config, benchmark, torch.device(device))
     host.check()
     return host
+
+
+def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The full key of each plain name: a setting of the host, else of the training, else the seed."""
+    known = {"seed": "seed"}
+    for prefix, section in (("training", TrainingConfig), ("host", host.Settings)):
+        known |= {field.name: f"{prefix}.{field.name}" for field in fields(section)}
+    for name in settings:
+        if name not in known:
+            raise unknown("setting", name, known)
+    return {known[name]: value for name, value in settings.items()}
 
 
 def build_method(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "cpu") -> Host | Flashback:
@@ -136,6 +157,8 @@ def prepare_device(config: RunConfig, device: torch.device, precision: str) -> N
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
     torch.use_deterministic_algorithms(not config.fast)
+    # Deterministic mode also fills every new tensor, to expose reads of memory nobody wrote: a seventh of the step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = config.fast
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
@@ -170,6 +193,7 @@ def spent(history: History) -> dict[str, Any]:
         "budget": history.budget,
         "knowledge_bytes": history.bytes,
         "seconds": round(history.seconds, 3),
+        "training_seconds": round(history.training_seconds, 3),
     }
 
 

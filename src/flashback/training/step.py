@@ -50,16 +50,18 @@ class TrainingStep:
         self.host, self.stage, self.stream, self.precision = host, stage, stream, precision
         self.optimiser = build_optimiser(stage)
         self.sums: dict[str, Tensor] = {}
+        self.preparation_seconds = 0.0  # spent on captures and compilations
         self.finite = torch.ones((), device=host.device)  # 1 while every loss term so far was finite
         self.finite_steps = torch.zeros((), device=host.device)  # steps of this epoch until one was not
 
-    def __call__(self, indices: Tensor) -> None:
-        self.descend(indices)
+    def __call__(self, indices: Tensor, raw: Tensor | None = None) -> None:
+        """One step on the images at these positions; `raw` holds them where they are not on the device already."""
+        self.descend(indices, raw)
 
-    def descend(self, indices: Tensor) -> None:
+    def descend(self, indices: Tensor, raw: Tensor | None = None) -> None:
         self.optimiser.zero_grad(set_to_none=True)
         with self.autocast():
-            step = self.stage.forward(self.gather(indices))
+            step = self.stage.forward(self.gather(indices, raw))
             terms = self.stage.losses(step)
         total = total_loss(terms)
         total.backward()  # type: ignore[no-untyped-call]
@@ -68,8 +70,8 @@ class TrainingStep:
             self.stage.after_step(step)
             self.accumulate(terms, total, len(indices))
 
-    def gather(self, indices: Tensor) -> Batch:
-        raw = self.stream.images[indices]
+    def gather(self, indices: Tensor, raw: Tensor | None) -> Batch:
+        raw = self.stream.images[indices] if raw is None else raw
         x = self.host.views.weak(raw, self.host.generator)
         return Batch(x, self.stream.labels[indices], raw, self.stream.slots[indices])
 

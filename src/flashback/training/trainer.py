@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flashback.batches import Stream, fetch
 from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host
@@ -41,11 +42,14 @@ class History:
     """What a run has measured so far; plain values that go through JSON unchanged."""
 
     matrices: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)  # classifier, setting, rows
-    zero_shot: dict[str, Accuracies] = field(default_factory=dict)  # classifier, setting, tasks 1, 2, ... before learning
+    zero_shot: dict[str, Accuracies] = field(
+        default_factory=dict
+    )  # classifier, setting, tasks 1, 2, ... before learning
     untrained: dict[str, Accuracies] = field(default_factory=dict)  # classifier, setting, tasks 0, 1, 2, ...
     budget: list[dict[str, Any]] = field(default_factory=list)  # one entry per stage: steps and images
     bytes: dict[str, int] = field(default_factory=dict)  # of stable and plastic knowledge, the largest seen
-    seconds: float = 0.0
+    seconds: float = 0.0  # in all
+    training_seconds: float = 0.0  # in training steps, captures and compilations not counted
 
     def add_row(self, row: dict[str, Accuracies]) -> None:
         for classifier, accuracies in row.items():
@@ -173,28 +177,33 @@ class Trainer:
             self.host.generator.manual_seed(derive_seed(*key))
             self.history.budget.append({"task": task.index, "stage": stage.name, "steps": 0, "images": 0})
             self.count_bytes()
-            self.emit("stage", stage=stage.name, epochs=stage.epochs, steps_per_epoch=-(-len(stream) // stage.batch_size))
+            self.emit(
+                "stage", stage=stage.name, epochs=stage.epochs, steps_per_epoch=-(-len(stream) // stage.batch_size)
+            )
             self.position = Position(task.index, self.position.stage, begun=True)
         for epoch in range(self.position.epoch, stage.epochs):
-            self.run_epoch(stage, len(stream), epoch, stream.order(*key, epoch))
+            self.run_epoch(stage, stream, epoch, stream.order(*key, epoch))
         self.step = None
         self.host.generator.manual_seed(derive_seed(*key, "end"))
         stage.end()
 
-    def run_epoch(self, stage: Stage, images: int, epoch: int, order: Tensor) -> None:
+    def run_epoch(self, stage: Stage, stream: Stream, epoch: int, order: Tensor) -> None:
         assert self.step is not None
         rate = stage.optimisation.rate(epoch, stage.epochs)
         set_rate(self.step.optimiser, rate)
         stage.before_epoch(epoch)
         spent = self.history.budget[-1]
         batches = torch.split(order, stage.batch_size)
-        for k in range(self.position.step, len(batches)):
-            self.step(batches[k])
+        began, preparing = time.monotonic(), self.step.preparation_seconds
+        for indices, raw in fetch(stream, batches[self.position.step :]):
+            self.step(indices, raw)
             spent["steps"] += 1
-            spent["images"] += len(batches[k])
-            self.move(replace(self.position, epoch=epoch, step=k + 1))
+            spent["images"] += len(indices)
+            self.move(replace(self.position, epoch=epoch, step=self.position.step + 1))
         self.step.check_finite(f"{stage.name} of task {self.host.task.index + 1}, epoch {epoch + 1}")
-        terms = self.step.read_means(images)
+        terms = self.step.read_means(len(stream))  # waits for the device, so the clock tells the truth
+        prepared = self.step.preparation_seconds - preparing
+        self.history.training_seconds += time.monotonic() - began - prepared
         self.emit("epoch", stage=stage.name, epoch=epoch, epochs=stage.epochs, lr=rate, losses=terms)
         self.move(replace(self.position, epoch=epoch + 1, step=0))
 

@@ -1,0 +1,10 @@
+"""iCaRL with flashbacks on five tasks of Fashion-MNIST, on a laptop in under a minute: python examples/quickstart.py"""
+
+import flashback as fb
+
+benchmark = fb.load_benchmark("split-fashion-mini")
+host = fb.build_host("icarl", benchmark, memory_size=200, epochs=5)
+method = fb.Flashback(host, epochs=1, alpha=0.1)
+result = fb.train(method)
+for setting in ("class_incremental", "task_incremental"):
+    print(f"{setting}: {result[setting]['average_accuracy']:.1f} % accuracy, {result[setting]['forgetting']:.1f} forgotten")

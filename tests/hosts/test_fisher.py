@@ -1,0 +1,177 @@
+"""The Fisher diagonal against a loop over images in float64, and what it must leave alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flashback.knowledge import fisher, flat
+from flashback.knowledge.fisher import fisher_diagonal
+from flashback.nets import NETS, CosineHead, Net, Output, build_backbone
+
+ESTIMATORS = ["empirical", "mammoth", "exact"]
+COLUMNS = 4
+
+
+class DoubleNet(nn.Module):
+    """Convolution, batch norm, linear, all in float64 (a Net would answer in float32)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, COLUMNS)
+        self.double()
+
+    def forward(self, x: Tensor) -> Output:
+        features = self.norm(self.conv(x)).relu().mean((2, 3))
+        return Output(features, self.head(features))
+
+
+def moved_statistics(net: nn.Module, x: Tensor) -> nn.Module:
+    """Running statistics that are neither the initial ones nor those of the batch; in training mode afterwards."""
+    net.train()
+    net(3 * x[: len(x) // 2] + 1)
+    return net
+
+
+def made_data(n: int = 7, shape: tuple[int, int, int] = (2, 6, 6), dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, *shape, generator=generator, dtype=dtype), torch.arange(n) % COLUMNS
+
+
+def unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def slow_fisher(net: nn.Module, images: Tensor, labels: Tensor, estimator: str) -> Tensor:
+    """One image, one column and one backward pass at a time."""
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+    net.eval()
+    for x, y in zip(images, labels.tolist(), strict=True):
+        for column in range(COLUMNS) if estimator == "exact" else [y]:
+            log_p = net(x[None]).logits[0].log_softmax(0)[column]
+            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(log_p, parameters)])
+            weight = 1.0 if estimator == "empirical" else log_p.exp().item()
+            total += weight * gradient**2
+    return total / len(images)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_equals_a_loop_over_images(estimator: str) -> None:
+    torch.manual_seed(0)
+    x, y = made_data()
+    net = moved_statistics(DoubleNet(), x)
+    fast = fisher_diagonal(net, x, y, unchanged, estimator)
+    torch.testing.assert_close(fast, slow_fisher(net, x, y, estimator), rtol=1e-10, atol=1e-14)
+
+
+def test_exact_is_the_expectation_of_the_squared_score() -> None:
+    """For a softmax layer alone, E_y (grad_z log p)^2 = p (1 - p) at every logit, which a bias receives."""
+    torch.manual_seed(0)
+    x, y = made_data()
+    net = moved_statistics(DoubleNet(), x)
+    bias = fisher_diagonal(net, x, y, unchanged, "exact")[-COLUMNS:]
+    net.eval()
+    p = net(x).logits.softmax(1)
+    torch.testing.assert_close(bias, (p * (1 - p)).mean(0))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("chunk", [1, 3, 7])
+def test_chunks_change_nothing(estimator: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, y = made_data()
+    net = moved_statistics(DoubleNet(), x)
+    whole = fisher_diagonal(net, x, y, unchanged, estimator)
+    monkeypatch.setattr(fisher, "LARGEST_CHUNK", chunk)
+    torch.testing.assert_close(fisher_diagonal(net, x, y, unchanged, estimator), whole, rtol=1e-12, atol=0)
+
+
+def test_chunks_bound_the_memory_of_gradients() -> None:
+    small, large = [torch.zeros(10)], [torch.zeros(1).expand(4_000_000), torch.zeros(1).expand(7_000_000)]
+    assert fisher.chunk_size(small) == fisher.LARGEST_CHUNK
+    assert fisher.chunk_size(large) == 2**29 // (4 * 11_000_000)
+    assert fisher.chunk_size([torch.zeros(1).expand(10**9)]) == 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_leaves_network_and_modes_as_they_were(training: bool) -> None:
+    x, y = made_data()
+    net = moved_statistics(DoubleNet(), x).train(training)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    fisher_diagonal(net, x, y, unchanged, "mammoth")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert all(module.training == training for module in net.modules())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_order_is_that_of_flat_over_trained_parameters() -> None:
+    torch.manual_seed(0)
+    x, y = made_data()
+    net = moved_statistics(DoubleNet(), x)
+    everything = dict(
+        zip(
+            [name for name, _ in net.named_parameters()],
+            fisher_diagonal(net, x, y, unchanged, "empirical").split([p.numel() for p in net.parameters()]),
+            strict=True,
+        )
+    )
+    net.conv.requires_grad_(False)
+    remaining = [name for name, p in net.named_parameters() if p.requires_grad]
+    assert "conv.weight" not in remaining
+    expected = flat(everything[name] for name in remaining)
+    torch.testing.assert_close(fisher_diagonal(net, x, y, unchanged, "empirical"), expected, rtol=1e-12, atol=0)
+
+
+def test_sees_the_view_of_the_images() -> None:
+    torch.manual_seed(0)
+    x, y = made_data()
+    net = moved_statistics(DoubleNet(), x)
+    shifted = fisher_diagonal(net, x, y, lambda raw: raw + 1, "mammoth")
+    assert torch.equal(shifted, fisher_diagonal(net, x + 1, y, unchanged, "mammoth"))
+    assert not torch.allclose(shifted, fisher_diagonal(net, x, y, unchanged, "mammoth"))
+
+
+def test_works_where_gradients_are_off() -> None:
+    x, y = made_data()
+    net = moved_statistics(DoubleNet(), x)
+    with torch.no_grad():
+        assert fisher_diagonal(net, x, y, unchanged, "mammoth").sum() > 0
+
+
+def test_mammoth_is_the_share_of_the_true_label_in_exact() -> None:
+    torch.manual_seed(0)
+    x, y = made_data()
+    net = moved_statistics(DoubleNet(), x)
+    shares = [fisher_diagonal(net, x, (y + k) % COLUMNS, unchanged, "mammoth") for k in range(COLUMNS)]
+    torch.testing.assert_close(sum(shares), fisher_diagonal(net, x, y, unchanged, "exact"))
+
+
+@pytest.mark.parametrize(("name", "head"), [(name, nn.Linear) for name in NETS] + [("smallcnn", CosineHead)])
+def test_every_network(name: str, head: type[nn.Module]) -> None:
+    """Float32, deterministic algorithms asked for, twice the same bits."""
+    torch.manual_seed(0)
+    x, y = made_data(2, (1, 8, 8), torch.float32)
+    backbone = build_backbone(name, (1, 8, 8))
+    net = moved_statistics(Net(backbone, head(backbone.width, COLUMNS)), torch.cat([x, x]))
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (fisher_diagonal(net, x, y, unchanged, "empirical") for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(first, second)
+    expected = slow_fisher(net, x, y, "empirical")
+    assert (first - expected).norm() < 1e-3 * expected.norm()
+
+
+def test_compiled_backbones_are_entered_uncompiled() -> None:
+    torch.manual_seed(0)
+    x, y = made_data(3, (1, 8, 8), torch.float32)
+    backbone = build_backbone("smallcnn", (1, 8, 8))
+    net = Net(backbone, nn.Linear(backbone.width, COLUMNS))
+    expected = fisher_diagonal(net, x, y, unchanged, "mammoth")
+    backbone.compile(backend="eager", fullgraph=True)
+    assert torch.equal(fisher_diagonal(net, x, y, unchanged, "mammoth"), expected)

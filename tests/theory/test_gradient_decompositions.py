@@ -1,0 +1,206 @@
+"""Theorems 1 to 4: with flashback the gradient pulls towards an interpolation of stable and plastic knowledge.
+
+They hold as printed where stability and plasticity have the same support, and column by column elsewhere. Every
+gradient is that of the losses which training descends; the right-hand sides use J^T v alone, never a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from second_phase import ALPHA, Situation, assert_equal_gradients, gradient, in_phase_2
+from torch import Tensor
+
+from flashback.knowledge import ReplayedTargets, Support
+
+STABLE = 0.75  # alpha_s where a test is free to choose it
+
+
+def interpolation(stable: Tensor, plastic: Tensor, alpha_s: float, alpha_p: float = ALPHA) -> Tensor:
+    return (alpha_s * stable + alpha_p * plastic) / (alpha_s + alpha_p)
+
+
+# ---------------------------------------------------------------- Theorem 1: distillation
+
+
+def binary(name: str) -> tuple[Situation, Tensor, Tensor, Tensor]:
+    """A host with binary distillation; the sigmoids of present, stable and primary model."""
+    now = in_phase_2(name)
+    f, f_s, f_p = now.step.output.logits, now.host.stable(now.x).logits, now.plastic(now.x).logits
+    return now, f.detach().sigmoid(), f_s.sigmoid(), f_p.sigmoid()
+
+
+@pytest.mark.parametrize("name", ["lwf-mc", "icarl"])
+def test_theorem_1_as_printed_on_one_support(name: str) -> None:
+    """For binary cross-entropy the sigmoids take the place of the outputs."""
+    now, p, p_s, p_p = binary(name)
+    seen = slice(0, now.host.task.seen.stop)
+    wanted = torch.zeros_like(p)
+    wanted[:, seen] = (p - interpolation(p_s, p_p, STABLE))[:, seen] / p[:, seen].numel()
+    pull = (STABLE + ALPHA) * now.pulled_back(now.step.output.logits, wanted)
+    assert_equal_gradients(now.both_distances(Support(columns=seen), STABLE, ALPHA), pull)
+
+
+@pytest.mark.parametrize("name", ["lwf-mc", "icarl"])
+def test_theorem_1_column_by_column_on_the_own_supports(name: str) -> None:
+    """Old columns follow the stable model; new ones an interpolation of the labels and the primary model."""
+    now, p, p_s, p_p = binary(name)
+    task, labels = now.host.task, now.step.batch.y
+    rows, seen = len(labels), task.seen.stop
+    stability, plasticity, task_loss = torch.zeros_like(p), torch.zeros_like(p), torch.zeros_like(p)
+    for row in range(rows):
+        for column in range(seen):
+            if column < task.new.start:
+                stability[row, column] = (p - p_s)[row, column] / (rows * seen)
+            else:
+                truth = float(labels[row] == column)
+                task_loss[row, column] = (p[row, column] - truth) / (rows * seen)
+                plasticity[row, column] = ALPHA * (p - p_p)[row, column] / (rows * len(task.classes))
+    logits = now.step.output.logits
+    assert_equal_gradients(now.gradient("task"), now.pulled_back(logits, task_loss))
+    assert_equal_gradients(now.host_gradient(), now.pulled_back(logits, task_loss + stability))
+    assert_equal_gradients(now.gradient(), now.pulled_back(logits, task_loss + stability + plasticity))
+
+
+@pytest.mark.parametrize("name", ["lwf-mc", "icarl"])
+def test_theorem_1_without_an_interpolation_between_disjoint_supports(name: str) -> None:
+    """On the own supports of the host the printed form does not hold: no column has both anchors."""
+    now, p, p_s, p_p = binary(name)
+    wanted = (p - interpolation(p_s, p_p, 1.0)) / p.numel()
+    printed = now.rest_gradient() + (1.0 + ALPHA) * now.pulled_back(now.step.output.logits, wanted)
+    assert not torch.allclose(now.gradient(), printed, rtol=1e-3)
+
+
+def test_theorem_1_for_the_cosine_distance() -> None:
+    """1 - cos is half the squared distance of unit vectors (the paper's appendix), so unit features interpolate."""
+    now = in_phase_2("lucir")
+    unit = F.normalize(now.step.output.features, dim=1)
+    unit_s, unit_p = (F.normalize(model(now.x).features, dim=1) for model in (now.host.stable, now.plastic))
+    alpha_s = now.host.stability_support().weight
+    alpha_p = ALPHA * now.host.plasticity_support().weight
+    wanted = (unit.detach() - interpolation(unit_s, unit_p, alpha_s, alpha_p)) / len(unit)
+    pull = (alpha_s + alpha_p) * now.pulled_back(unit, wanted)
+    assert_equal_gradients(now.gradient(), now.rest_gradient() + pull)
+    half = 0.5 * (unit - unit_s).square().sum(dim=1).mean()
+    torch.testing.assert_close(now.terms["stability"], alpha_s * half, rtol=1e-9, atol=0)
+
+
+# ---------------------------------------------------------------- Theorem 2: replay
+
+
+@pytest.mark.parametrize("name", ["der", "der++", "xder"])
+def test_theorem_2_on_the_memory(name: str) -> None:
+    """The mean over n samples and C columns makes 2 / (n C) of the paper's 1/2."""
+    now = in_phase_2(name)
+    output, slots = now.host.replayed(now.step)
+    f, alpha_s = output.logits, now.host.settings.alpha
+    target = interpolation(now.host.memory["targets"][slots], now.plastic.targets[slots], alpha_s)
+    pull = (alpha_s + ALPHA) * now.pulled_back(f, 2 * (f.detach() - target) / f.numel())
+    assert_equal_gradients(now.gradient(), now.rest_gradient() + pull)
+    stability = alpha_s * now.pulled_back(f, 2 * (f.detach() - now.host.memory["targets"][slots]) / f.numel())
+    assert_equal_gradients(now.host_gradient(), now.rest_gradient() + stability)
+
+
+def test_theorem_2_where_images_of_the_memory_were_replaced() -> None:
+    """A slot with another image has no plastic target any more: only the others are pulled, and are the mean."""
+    now = in_phase_2("der", host__minibatch=12)
+    memory, (output, slots) = now.host.memory, now.host.replayed(now.step)
+    gone = slots[::3]
+    memory.write(gone, images=memory.images[gone].flip(0), labels=memory.labels[gone])
+    terms, f = now.stage.losses(now.step), output.logits
+    there = (~torch.isin(slots, gone)).double()[:, None]
+    assert 0 < there.sum() < len(there)
+    wanted = 2 * there * (f.detach() - now.plastic.targets[slots]) / (there.sum() * f.shape[1])
+    assert_equal_gradients(gradient(terms["plasticity"], now.parameters), ALPHA * now.pulled_back(f, wanted))
+
+
+def test_theorem_2_on_the_memory_of_icarl() -> None:
+    """flashback.support=memory, with stable targets of the same kind for the same slots."""
+    now = in_phase_2("icarl", support="memory")
+    host, memory, f = now.host, now.host.memory, now.step.output.logits
+    slots = now.step.batch.slots
+    stable = ReplayedTargets(memory, host.response_width()).double()
+    stable.fill(memory, lambda raw: host.embed(raw, host.response, host.stable.model.module))
+    seen = slice(0, host.task.seen.stop)
+    support = Support(columns=seen, samples="memory", weight=STABLE)
+    is_stored = slots >= 0
+    assert 0 < is_stored.sum() < len(slots)
+    wanted = torch.zeros_like(f)
+    for row in torch.nonzero(is_stored).flatten().tolist():
+        target = interpolation(stable.targets[slots[row]], now.plastic.targets[slots[row]], STABLE)
+        wanted[row, seen] = 2 * (f[row].detach() - target)[seen] / (int(is_stored.sum()) * seen.stop)
+    stability = gradient(host.weighted_distance(now.step, stable, support), now.parameters)
+    pull = (STABLE + ALPHA) * now.pulled_back(f, wanted)
+    assert_equal_gradients(stability + now.gradient("plasticity"), pull)
+
+
+# ---------------------------------------------------------------- Theorem 3: parameter regularisation
+
+
+def theta(now: Situation) -> Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in now.parameters])
+
+
+def test_theorem_3_for_online_ewc() -> None:
+    """The penalties have no factor 1/2, so the paper's alphas are twice those of the settings."""
+    now = in_phase_2("oewc")
+    stable, plastic = now.host.stable, now.plastic
+    alpha_s, alpha_p = 2 * now.host.settings.strength, 2 * ALPHA
+    stability = alpha_s * stable.importance * (theta(now) - stable.values)
+    plasticity = alpha_p * plastic.importance * (theta(now) - plastic.values)
+    assert_equal_gradients(now.host_gradient(), now.gradient("task") + stability)
+    assert_equal_gradients(now.gradient(), now.gradient("task") + stability + plasticity)
+    assert_equal_gradients(now.gradient("plasticity"), plasticity)
+
+
+def test_theorem_3_for_ewc() -> None:
+    """One stability gradient for every earlier task; here the half is part of the penalty, as printed."""
+    now = in_phase_2("ewc")
+    anchors = [now.host.stable[task] for task in range(now.host.task.index)]
+    stability = sum(anchor.importance * (theta(now) - anchor.values) for anchor in anchors)
+    plasticity = ALPHA * now.plastic.importance * (theta(now) - now.plastic.values)
+    assert_equal_gradients(now.gradient("stability"), now.host.settings.strength * stability)
+    assert_equal_gradients(now.gradient("plasticity"), plasticity)
+
+
+# ---------------------------------------------------------------- Theorem 4: dynamic architectures
+
+
+def softened(now: Situation, columns: slice) -> Callable[[Tensor], Tensor]:
+    return lambda logits: (logits.detach()[:, columns] / now.host.settings.temperature).softmax(dim=1)
+
+
+def answers(now: Situation) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of the expanded, the stable and the primary model."""
+    old = now.step.output.old
+    return now.step.output.logits, now.host.stable.logits(old, now.x), now.plastic.logits(old, now.x)
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0, 5.0])
+def test_theorem_4_as_printed_on_one_support(tau: float) -> None:
+    """Softmax over the columns that the stable model has, with the factor 1 / tau."""
+    now = in_phase_2("foster", host__temperature=tau)
+    f, f_s, f_p = answers(now)
+    old = now.host.task.old
+    soft = softened(now, old)
+    wanted = torch.zeros_like(f)
+    wanted[:, old] = (soft(f) - interpolation(soft(f_s), soft(f_p), STABLE)) / len(f)
+    pull = (STABLE + ALPHA) / tau * now.pulled_back(f, wanted)
+    assert_equal_gradients(now.both_distances(Support(columns=old), STABLE, ALPHA), pull)
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+def test_theorem_4_on_the_own_supports(tau: float) -> None:
+    """Stability over the softmax of old columns, plasticity over that of all seen ones."""
+    now = in_phase_2("foster", host__temperature=tau)
+    f, f_s, f_p = answers(now)
+    old, seen = now.host.task.old, slice(0, now.host.task.seen.stop)
+    stability, plasticity = torch.zeros_like(f), torch.zeros_like(f)
+    soft_old, soft_seen = softened(now, old), softened(now, seen)
+    stability[:, old] = now.host.settings.distillation * (soft_old(f) - soft_old(f_s)) / (tau * len(f))
+    plasticity[:, seen] = ALPHA * (soft_seen(f) - soft_seen(f_p)) / (tau * len(f))
+    assert_equal_gradients(now.host_gradient(), now.rest_gradient() + now.pulled_back(f, stability))
+    assert_equal_gradients(now.gradient(), now.rest_gradient() + now.pulled_back(f, stability + plasticity))
