@@ -42,7 +42,7 @@ class Flashback:
             )
         if self.settings.support == "memory" and host.memory is None:
             raise FlashbackError(
-                f"flashback.support=memory needs a host with a memory, and {host.settings.name} has none; use host or all"
+                f"flashback.support=memory needs a host with a memory; {host.settings.name} has none, use host or all"
             )
         self.snapshot: dict[str, Tensor] = {}
         self.plastic: Knowledge | None = None
@@ -142,7 +142,7 @@ class Flashback:
         if self.plastic is not None:
             self.host.extract(self.plastic)
             self.plastic.requires_grad_(False)
-        # The paper starts phase 2 from the stable state. Weights may instead start on the way to the primary ones.
+        # The paper starts phase 2 from the stable state; weights may instead start on the way to the primary ones.
         start, weights = self.settings.start, dict(self.host.named_parameters())
         primary = {name: weight.clone() for name, weight in weights.items() if start and weight.requires_grad}
         self.restore()

@@ -92,11 +92,11 @@ def inspected(name: str) -> tuple[Inspector, list[str], bool]:
     descend: Callable[..., None] = TrainingStep.descend
     met: Counter[object] = Counter()
 
-    def watched_descend(step: TrainingStep, indices: Tensor) -> None:
-        shape = (id(step), len(indices), step.stage.variant())
+    def watched_descend(step: TrainingStep, *inputs: Any) -> None:
+        shape = (id(step), len(inputs[0]), step.stage.variant())
         met[shape] += 1
         with waits if met[shape] > EAGER_FIRST else nullcontext():
-            descend(step, indices)
+            descend(step, *inputs)
 
     before = torch.get_rng_state()
     with pytest.MonkeyPatch.context() as patch:

@@ -172,8 +172,9 @@ def test_plastic_knowledge_is_of_the_present_task_alone(name: str, half: float) 
     loss = host.weighted_distance(step_of(host), plastic, host.plasticity_support())
     assert loss.item() == pytest.approx(half * slow_penalty(host, plastic), rel=1e-4)
     offset = flat(host.net.parameters()).detach() - plastic.values
-    torch.testing.assert_close(gradient(host, loss), 2 * half * plastic.importance * offset)
-    assert gradient(host, loss).abs().max() > 0
+    pull = gradient(host, loss)
+    torch.testing.assert_close(pull, 2 * half * plastic.importance * offset)
+    assert pull.any()
 
 
 def test_two_anchors_pull_to_their_weighted_mean() -> None:
@@ -257,7 +258,7 @@ def test_a_strong_penalty_holds_the_parameters(name: str) -> None:
         trainer.run_task(host.benchmark.tasks[1])
         return slow_penalty(host, anchor)
 
-    assert moved(5.0) < 0.5 * moved(0.0)
+    assert moved(100.0) < 0.5 * moved(0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)

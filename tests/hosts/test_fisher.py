@@ -36,7 +36,9 @@ def moved_statistics(net: nn.Module, x: Tensor) -> nn.Module:
     return net
 
 
-def made_data(n: int = 7, shape: tuple[int, int, int] = (2, 6, 6), dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def made_data(
+    n: int = 7, shape: tuple[int, int, int] = (2, 6, 6), dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(n, *shape, generator=generator, dtype=dtype), torch.arange(n) % COLUMNS
 

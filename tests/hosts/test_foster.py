@@ -185,7 +185,6 @@ def test_the_student_starts_as_the_old_network():
     torch.testing.assert_close(student.logits[:, :2], old.logits)
     assert student.logits.shape[1] == 5
     assert all(parameter.requires_grad for parameter in run.host.student.parameters())
-    assert not any(parameter.requires_grad for parameter in run.host.net.parameters())
 
 
 def test_the_student_becomes_the_old_network_of_the_next_task():
@@ -256,14 +255,15 @@ def test_compression_distils_the_balanced_teacher():
     step = stage.forward(batch)
     terms = stage.losses(step)
     old = run.host.stable(batch.x)
-    teacher = run.host.net.module(old, batch.x).logits.detach()
+    teacher = copy.deepcopy(run.host.net).eval()(old, batch.x).logits.detach()
     weights = class_weights(torch.tensor([10, 10, 12, 12, 12]), 0.97)
     q = F.softmax(teacher / 2, 1) * weights
     q = q / q.sum(1, keepdim=True)
     expected = -(q * F.log_softmax(step.output.logits / 2, 1)).sum(1).mean()
     torch.testing.assert_close(terms["compression"], expected)
-    slopes = torch.autograd.grad(terms["compression"], stage.parameters())
-    assert all(slope.abs().sum() > 0 for slope in slopes[-2:])
+    terms["compression"].backward()
+    assert all(parameter.grad is not None for parameter in run.host.student.parameters())
+    assert all(parameter.grad is None for parameter in run.host.net.parameters())
 
 
 # ---------------------------------------------------------------- knowledge

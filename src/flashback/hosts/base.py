@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from flashback.batches import Batch, Stream, Views
 from flashback.benchmarks import Benchmark, Task
 from flashback.config import HostSettings, RunConfig
-from flashback.errors import FlashbackError
 from flashback.hosts.stages import Optimisation, Stage, Step
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
 from flashback.memory import Memory
@@ -213,10 +212,7 @@ class Host(nn.Module):
         return support.weight * distance
 
     def _blank_targets(self) -> Knowledge:
-        if self.memory is None:
-            raise FlashbackError(
-                f"flashback.support=memory needs a host with a memory, and {self.settings.name} has none; use host or all"
-            )
+        assert self.memory is not None, "Flashback refuses the support 'memory' for hosts without one"
         return ReplayedTargets(self.memory, self.response_width())
 
     # ------------------------------------------------------------ evaluation

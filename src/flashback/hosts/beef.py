@@ -215,8 +215,11 @@ class Beef(ExpandingHost):
         )
 
     def forward_fused(self, batch: Batch) -> Step:
-        with evaluating(self.net):
-            return Step(batch, self.expanded()(batch.x))
+        assert self.old is not None
+        assert self.fusion is not None
+        with torch.no_grad(), evaluating(self.net):
+            old, new = self.old(batch.x), self.net(batch.x)
+        return Step(batch, self.fusion(old, new))
 
     def balanced_stream(self) -> Stream:
         """All exemplars, and as many images of each new class as an old one has exemplars, drawn once a task."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.expanding import CompressingHost, CompressionSettings, GrowingNet, Whole
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, ModuleKnowledge, Support, soft_cross_entropy
-from flashback.nets import Backbone, Frozen, LinearHead, Output, grown_linear
+from flashback.nets import Backbone, LinearHead, Output, grown_linear
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,6 @@ class Boosted(nn.Module):
 class OldNet(ModelKnowledge):
     """The frozen network h_s with its head (Eq. 8)."""
 
-    model: Frozen[GrowingNet]
-
     def logits(self, old: Output, x: Tensor) -> Tensor:
         """Its answer has been given: h_s runs once a step, and all who need its features share them."""
         return old.logits
@@ -88,7 +86,7 @@ class Foster(CompressingHost):
 
     def old_parts(self) -> tuple[Backbone, LinearHead]:
         assert self.stable is not None
-        old = self.stable.model.module
+        old = cast(GrowingNet, self.stable.model.module)
         return old.backbone, old.head
 
     def expanded(self) -> nn.Module:

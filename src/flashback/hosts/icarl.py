@@ -35,12 +35,13 @@ class ICaRL(ExemplarHost, BinaryDistillation):
 
     def classifiers(self) -> dict[str, Classifier]:
         normalise = self.settings.normalise
-        means = class_means(*self.exemplar_features(), self.benchmark.classes, normalise)[0]
+        means = class_means(*self.exemplar_features(), self.benchmark.classes, normalise)[0].double()
 
         def nearest_mean(x: Tensor) -> Tensor:
-            features = self.net(x).features
+            features = self.net(x).features.double()
             features = F.normalize(features, dim=1) if normalise else features
-            # The squared distance expanded: the same order, without a [B, classes, width] tensor.
+            # The squared distance expanded, without a [B, classes, width] tensor. It is a small difference of large
+            # numbers: float64, lest rounding (worse in TF32) decide between means that lie close together.
             return 2.0 * features @ means.T - means.square().sum(dim=1) - features.square().sum(dim=1, keepdim=True)
 
         return {"nearest-mean": nearest_mean, "linear": self.scores}

@@ -1,4 +1,4 @@
-"""A stage: one stretch of training with its own data, optimiser and losses. A host describes a task as a list of them."""
+"""A stage: one stretch of training with its own data, optimiser and losses. A host makes a list of them for a task."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ModuleKnowledge(Knowledge):
 class ReplayedTargets(Knowledge):
     """What a model answered to each image of the memory, logits or embeddings (Eq. 2 and 10).
 
-    A slot that is overwritten later holds another image; its insertion stamp then differs and its target counts no more.
+    A slot that is overwritten later holds another image: its insertion stamp differs, and its target counts no more.
     """
 
     targets: Tensor

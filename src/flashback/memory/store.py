@@ -193,7 +193,7 @@ class Memory(nn.Module):
 
 @contextmanager
 def _any_write_order() -> Iterator[None]:
-    """Leave deterministic mode, which sorts before every indexed write: of no use where equal slots get equal values."""
+    """Leave deterministic mode, which sorts before every indexed write: useless where equal slots get equal values."""
     strict = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     if not strict:

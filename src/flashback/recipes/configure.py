@@ -20,7 +20,7 @@ def configure(
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """The configuration of one run. `settings` are dotted keys, e.g. {"training.epochs": 5}, and win over the recipe."""
+    """The configuration of one run; `settings` have dotted keys ("training.epochs": 5) and win over the recipe."""
     settings = dict(settings or {})
     values: dict[str, Any] = {"recipe": recipe, "seed": seed}
     for key, value in {**recipe_values(host, benchmark, recipe, flashback), **settings}.items():

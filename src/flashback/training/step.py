@@ -16,7 +16,7 @@ from flashback.hosts.stages import Stage
 
 
 def build_optimiser(stage: Stage) -> torch.optim.SGD:
-    """A fresh SGD. Momentum starts as zeros, which equals no momentum yet and keeps the structure of its state fixed."""
+    """A fresh SGD. Momentum starts as zeros, which equals none yet and keeps the structure of its state fixed."""
     settings, parameters = stage.optimisation, stage.parameters()
     on_cuda = parameters[0].is_cuda
     optimiser = torch.optim.SGD(
