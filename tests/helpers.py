@@ -17,7 +17,10 @@ from flashback.training import build_host
 
 
 def tiny_benchmark(
-    sizes: Sequence[int] = (2, 3, 2), per_class: int = 12, test_per_class: int = 6, shape: tuple[int, int, int] = (1, 12, 12)
+    sizes: Sequence[int] = (2, 3, 2),
+    per_class: int = 12,
+    test_per_class: int = 6,
+    shape: tuple[int, int, int] = (1, 12, 12),
 ) -> Benchmark:
     """Classes that a small network can tell apart: a fixed random pattern per class, plus noise."""
     generator = torch.Generator().manual_seed(7)

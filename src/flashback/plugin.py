@@ -136,8 +136,8 @@ class Flashback:
     @torch.no_grad()
     def flash_back(self) -> None:
         """Read the plastic knowledge from the primary model, then restore the snapshot, tensor by tensor, in place."""
-        # Plastic targets answer the images of M_{t-1} (Eq. 10). Phase 1 may have replaced some of them, and phase 2 will
-        # give out its insertion stamps once more; so the memory goes back first.
+        # Plastic targets answer the images of M_{t-1} (Eq. 10). Phase 1 may have replaced some of them, and phase 2
+        # will give out its insertion stamps once more; so the memory goes back first.
         self.restore("memory.")
         if self.plastic is not None:
             self.host.extract(self.plastic)
@@ -171,6 +171,9 @@ class Flashback:
     def knowledge_bytes(self) -> dict[str, int]:
         plastic = self.plastic.nbytes() if self.plastic is not None else 0
         return self.host.knowledge_bytes() | {"plastic": plastic}
+
+    def networks(self) -> list[torch.nn.Module]:
+        return [self.host] if self.plastic is None else [self.host, self.plastic]
 
     def own_state(self) -> dict[str, Tensor]:
         """What Flashback itself holds in the middle of a task: the snapshot, later the plastic knowledge."""

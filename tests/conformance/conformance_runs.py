@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from helpers import quick_config, small_settings, tiny_benchmark
 from torch import Tensor
 
 from flashback.benchmarks import Benchmark
 from flashback.hosts import HOSTS, Host
 from flashback.plugin import Flashback
 from flashback.training import Trainer, build_method
+from helpers import quick_config, small_settings, tiny_benchmark
 
 ALL = list(HOSTS)
 KNOWING = [name for name in HOSTS if HOSTS[name].has_knowledge]

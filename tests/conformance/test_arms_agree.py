@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from conformance_runs import ALL, KNOWING, assert_same_state, method_of, outcome
-from helpers import tiny_benchmark
 
 from flashback import Flashback, FlashbackError, evaluate
 from flashback.training import Trainer
+from helpers import tiny_benchmark
 
 
 @pytest.mark.parametrize("name", KNOWING)

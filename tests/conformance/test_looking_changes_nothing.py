@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from conformance_runs import ALL, KNOWING, Outcome, Watcher, assert_same_state, method_of, outcome, run
-from helpers import tiny_benchmark
 from torch import Tensor
 
 from flashback import Host, evaluate
 from flashback.hosts.base import Classifier
+from helpers import tiny_benchmark
 
 LURE = 1e9
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from conformance_runs import ALL, KNOWING, Watcher, method_of, run
-from helpers import tiny_benchmark
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,6 +19,7 @@ from flashback import Host
 from flashback.memory import Memory
 from flashback.training.fast import EAGER_FIRST
 from flashback.training.step import TrainingStep
+from helpers import tiny_benchmark
 
 # What a device must answer before Python can go on, what has another shape for other values, and constants that would
 # have to be copied to the device.

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from conformance_runs import KNOWING, Watcher, assert_same_state, method_of, run
-from helpers import tiny_benchmark
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.hosts import HOSTS, Stage
 from flashback.knowledge import ReplayedTargets
 from flashback.plugin import Flashback
+from helpers import tiny_benchmark
 
 REMEMBERING = [name for name in KNOWING if hasattr(HOSTS[name].Settings, "memory_size")]
 
@@ -123,9 +123,7 @@ def test_replayed_targets_answer_the_memory_of_before_the_task(name: str) -> Non
     """Eq. 10: o_p = f_p(x) for x in M_{t-1}, though phase 1 may have put other images into the memory."""
     method, _ = watched(name, flashback__support="memory")
     assert len(method.expected_targets) == 2
-    for before, plastic, expected in zip(
-        method.begun, method.plastic_at_first, method.expected_targets, strict=True
-    ):
+    for before, plastic, expected in zip(method.begun, method.plastic_at_first, method.expected_targets, strict=True):
         assert torch.equal(plastic["stamps"], before["memory.stamps"])
         assert len(expected) > 0
         assert torch.equal(plastic["targets"][: len(expected)], expected)

@@ -223,7 +223,7 @@ def test_an_assignment_needs_both_sides(assignment: str) -> None:
         parse_assignment(assignment)
 
 
-@pytest.mark.parametrize("text", ["[1, 2", "!!python/object/apply:os.system [ls]", "2020-13-45", "\x00", "[" * 3000])
+@pytest.mark.parametrize("text", ["[1, 2", "!!python/object/apply:os.system [ls]", "2020-13-45", "\x00", "[" * 500])
 def test_yaml_that_is_none_is_said_in_one_sentence(text: str) -> None:
     with pytest.raises(FlashbackError, match=r"^the value of key is not valid YAML( in line \d+)?$"):
         parse_assignment(f"key={text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_the_first_epoch_has_the_base_rate_and_rates_never_rise(
     optimisation = Optimisation(lr=0.1, schedule=schedule, milestones=milestones)
     rates = [optimisation.rate(epoch, epochs) for epoch in range(epochs)]
     assert rates[0] == 0.1
-    assert all(later <= earlier for earlier, later in zip(rates, rates[1:], strict=False))
+    assert all(later <= earlier for earlier, later in pairwise(rates))
     assert all(rate > 0 for rate in rates)
     if schedule == "none":
         assert set(rates) == {0.1}

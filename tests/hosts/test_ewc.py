@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import quick_flashback, quick_host, tiny_benchmark
 from torch import Tensor
 
 from flashback import FlashbackError, Trainer
@@ -14,6 +13,7 @@ from flashback.batches import Batch
 from flashback.hosts import Host, Step
 from flashback.knowledge import ImportantParameters, flat
 from flashback.knowledge.fisher import fisher_diagonal
+from helpers import quick_flashback, quick_host, tiny_benchmark
 
 NAMES = ["oewc", "ewc"]
 
@@ -178,7 +178,7 @@ def test_plastic_knowledge_is_of_the_present_task_alone(name: str, half: float) 
 
 
 def test_two_anchors_pull_to_their_weighted_mean() -> None:
-    """Without a task loss, gradient descent ends at (S theta_s + P theta_p) / (S + P) in every parameter (Theorem 4)."""
+    """Without a task loss, descent ends at (S theta_s + P theta_p) / (S + P) in every parameter (Eq. 17 and 22)."""
     host = at_task(quick_host("oewc", host__strength=0.7), 1)
     shuffle(host, 5)
     plastic = host.blank_knowledge()

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from helpers import quick_config, small_settings, tiny_benchmark
 from torch import Tensor, nn
 
 from flashback import Flashback, Trainer, build_host
 from flashback.batches import Batch
 from flashback.hosts import Host, Stage
 from flashback.knowledge import Support, flat
+from helpers import quick_config, small_settings, tiny_benchmark
 
 ALPHA = 0.5  # alpha_p: exact in the float32 in which Flashback keeps it
 

@@ -1,4 +1,4 @@
-"""The commands: list, run, resume, compare."""
+"""The commands: list, run, resume, compare, bench."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from flashback.recipes import config_from_dict, configure
 from flashback.records import read_record
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
+from flashback.training.bench import bench as measure_speed
 from flashback.training.compare import compare as compare_arms
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 Host = Annotated[str, typer.Argument(help="The method, e.g. icarl; see `flashback list hosts`.")]
 Benchmark = Annotated[
@@ -152,6 +149,17 @@ def compare(
     for line in tables.failure_lines(comparison.failures):
         typer.echo(line, err=True)
     return 1 if comparison.failures else 0
+
+
+@app.command()
+def bench(
+    hosts: Annotated[list[str] | None, typer.Argument(help="Which hosts; default: all.")] = None,
+    device: Device = "auto",
+    out: Annotated[Path | None, typer.Option(help="A folder for bench.json.")] = None,
+) -> None:
+    """How fast training is here: images per second of every host."""
+    find_hosts()
+    measure_speed(hosts=hosts or [], device=device, out=out, show=typer.echo)
 
 
 # ---------------------------------------------------------------- from options to what the functions want

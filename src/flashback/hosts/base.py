@@ -79,6 +79,10 @@ class Host(nn.Module):
         """The host of a host is itself, so that a bare host and a wrapped one are driven alike."""
         return self
 
+    def networks(self) -> list[nn.Module]:
+        """All modules that run in a step; a plug-in has some of its own."""
+        return [self]
+
     def own_state(self) -> dict[str, Tensor]:
         """State beside the host's own; a plug-in has some."""
         return {}

@@ -29,7 +29,7 @@ from flashback.recipes import configure
 from flashback.records import write_atomically
 from flashback.training.checkpoints import Checkpoints
 from flashback.training.evaluation import evaluate
-from flashback.training.fast import CapturedStep, make_step, prepare_backbones
+from flashback.training.fast import CapturedStep, make_step
 from flashback.training.run import build_method, prepare_device, select_device, select_precision, versions
 from flashback.training.step import TrainingStep, set_rate
 from flashback.training.trainer import Trainer
@@ -189,7 +189,6 @@ def steady_state(
     trainer = trainer_for(size, device, host, flashback, **settings)
     with torch.compiler.set_stance("force_eager"):
         stage = begin_second_task(trainer)
-        prepare_backbones(trainer.host)
         stream = stage.stream()
         trainer.host.train()
         trainer.host.generator.manual_seed(0)

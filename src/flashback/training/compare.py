@@ -143,9 +143,9 @@ def compare(
             planned.append(Job(arm, seed, to_dict(config), Path(out) / arm / f"seed-{seed}", place))
     checksum = rehearse(planned[: len(ARMS)])
     reused = [job.name for job in planned if is_finished(job, checksum)]
+    make_folder(Path(out))
     failures = carry_out([job for job in planned if job.name not in reused], jobs, watch)
     comparison = conclude(planned, failures, reused)
-    Path(out).mkdir(parents=True, exist_ok=True)
     write_atomically(Path(out) / "comparison.json", json.dumps(comparison.as_dict(), indent=1) + "\n")
     return comparison
 
@@ -177,6 +177,13 @@ def is_finished(job: Job, checksum: str) -> bool:
     if read_record(job.folder).run.get("data_checksum") != checksum:
         raise FlashbackError(f"{job.folder} holds a run on other data; choose another --out")
     return True
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise FlashbackError(f"--out {path}: cannot be used as a folder ({problem.strerror})") from None
 
 
 # ---------------------------------------------------------------- running

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashback.batches import Stream
 from flashback.hosts.base import Host
@@ -30,14 +31,14 @@ def make_step(host: Host, stage: Stage, stream: Stream, precision: str) -> Train
     return (CapturedStep if captured else TrainingStep)(host, stage, stream, precision)
 
 
-def prepare_backbones(host: Host) -> None:
+def prepare_backbones(host: Host, networks: Iterable[nn.Module]) -> None:
     """On CUDA, lay out backbones for tensor cores and, where it pays, mark them for compilation.
 
     Heads and losses stay uncompiled: their widths change from task to task, and each would compile anew.
     """
     if host.device.type != "cuda":
         return
-    for module in host.modules():
+    for module in (module for network in networks for module in network.modules()):
         if isinstance(module, Backbone):
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if compilation_pays(host) and module._compiled_call_impl is None:
@@ -100,12 +101,16 @@ class CapturedStep(TrainingStep):
         """Record a step without running it. What cannot be recorded is said once, and runs eagerly."""
         graph = torch.cuda.CUDAGraph()
         static: Inputs = (inputs[0].clone(), inputs[1].clone() if inputs[1] is not None else None)
-        graph.register_generator_state(self.host.generator)
+        generator = self.host.generator
+        before = generator.get_state()
+        graph.register_generator_state(generator)
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.side), self.compiled(inputs):
                 self.descend(*static)
         except Exception as error:  # a host from outside may do anything in its step
             self.capturing = False
+            self.host.generator = torch.Generator(generator.device)  # the other one still believes in the capture
+            self.host.generator.set_state(before)
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             warnings.warn(
                 f"the step of stage '{self.stage.name}' cannot be captured, it runs eagerly: {reason}", stacklevel=2

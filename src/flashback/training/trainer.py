@@ -128,6 +128,7 @@ class Trainer:
         self.seed = self.host.config.seed
         self._resumed: RunState | None = None
         self._clock = time.monotonic()
+        prepare_backbones(self.host, self.method.networks())
 
     # ------------------------------------------------------------ the whole run
 
@@ -167,7 +168,6 @@ class Trainer:
             self.allocate(stage)
             self.host.generator.manual_seed(derive_seed(self.seed, task.index, stage.structure_key, "begin"))
             stage.begin()
-        prepare_backbones(self.host)
         stream = stage.stream()
         self.host.train()
         self.step = make_step(self.host, stage, stream, self.precision)
@@ -213,6 +213,7 @@ class Trainer:
         with seeded_initialisation(self.seed, self.host.task.index, stage.structure_key):
             stage.allocate()
         self.host.to(self.host.device)
+        prepare_backbones(self.host, self.method.networks())
 
     def count_bytes(self) -> None:
         for name, size in self.method.knowledge_bytes().items():

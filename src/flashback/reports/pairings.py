@@ -1,0 +1,247 @@
+"""Which runs answer one question: the same host, benchmark, recipe and settings, without and with flashback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, verdict
+from flashback.records import RunRecord, differing_keys
+from flashback.records.folder import dotted
+from flashback.reports.reading import Found, Run, Similarity, find
+from flashback.reports.series import mean_matrix
+from flashback.reports.words import ARM_TITLES, OVER_IMAGES, SETTING_TITLES
+from flashback.training.compare import (
+    ARMS,
+    FLASHBACK,
+    HOST,
+    METRICS,
+    Comparison,
+    Row,
+    has_equal_budget,
+    measure_cost,
+    tabulate,
+)
+from flashback.training.evaluation import SETTINGS
+
+NOT_SETTINGS = ("seed", "flashback", "checkpoint")  # may differ between the runs of one arm or of one pairing
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The runs of one question, by arm and seed; an arm may be missing."""
+
+    name: str
+    runs: dict[tuple[str, int], Run]
+
+    def of(self, arm: str) -> list[Run]:
+        return [run for (own, _), run in self.runs.items() if own == arm]
+
+    @property
+    def any_run(self) -> Run:
+        return next(iter(self.runs.values()))
+
+    @property
+    def arms(self) -> list[str]:
+        return [arm for arm in ARMS if self.of(arm)]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({seed for _, seed in self.runs})
+
+    @property
+    def tasks(self) -> int:
+        return self.any_run.tasks
+
+    @property
+    def metrics(self) -> list[str]:
+        """Averages over images are something of their own only where tasks differ in size (B50)."""
+        sizes = self.any_run.record.run.get("task_sizes")
+        unequal = isinstance(sizes, list) and any(size != sizes[0] for size in sizes)
+        return [*METRICS, *OVER_IMAGES] if unequal else list(METRICS)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        records = {key: run.record for key, run in self.runs.items()}
+        around = [record.run.get("must_match", {}) for record in records.values()]
+        return Comparison(
+            host=self.any_run.host,
+            benchmark=self.any_run.benchmark,
+            recipe=self.any_run.recipe,
+            seeds=self.seeds,
+            rows=[tabulate(records, self.seeds, setting, metric) for setting in SETTINGS for metric in self.metrics],
+            cost={arm: measure_cost([run.record for run in self.of(arm)]) for arm in self.arms},
+            equal_budget=has_equal_budget(records, self.seeds),
+            differing_settings=self.differing_settings(NOT_SETTINGS),
+            differing_surroundings=sorted({key for one in around for key in differing_keys(around[0], one)}),
+            failures={},
+            reused=[],
+        )
+
+    def differing_settings(self, ignored: Sequence[str] = ("seed", "checkpoint")) -> list[str]:
+        """The settings in which the arms differ."""
+        if len(self.arms) < len(ARMS):
+            return []
+        host, flashback = (self.of(arm)[0].record.config for arm in ARMS)
+        return differing_keys(host, flashback, ignored)
+
+    def row(self, setting: str, metric: str = "average_accuracy") -> Row:
+        return next(row for row in self.comparison.rows if (row.setting, row.metric) == (setting, metric))
+
+    def answer(self, setting: str) -> str:
+        """Does flashback help this host? One sentence."""
+        if len(self.arms) < len(ARMS):
+            return f"Only runs of one arm ({ARM_TITLES[self.arms[0]]}) are here, so there is nothing to compare."
+        budget = self.comparison.budget
+        return f"Average accuracy, {SETTING_TITLES[setting]}, {budget}: {verdict(self.row(setting).test)}"
+
+    def over_tasks(self, setting: str) -> PairedTest | None:
+        """The paper's test for oEWC: one pair per task, of average accuracies that are means over seeds."""
+        if len(self.arms) < len(ARMS):
+            return None
+        host, flashback = (mean_matrix([run.record for run in self.of(arm)], setting) for arm in ARMS)
+        return paired_over_tasks(host, flashback)
+
+    def other_classifiers(self) -> dict[str, list[Row]]:
+        """Average accuracies by the further classifiers of the host, where all of its runs have them."""
+        names = [name for name in self.any_run.others if all(name in run.others for run in self.runs.values())]
+        return {name: [self._other(name, setting) for setting in SETTINGS] for name in names}
+
+    def _other(self, name: str, setting: str) -> Row:
+        records: dict[tuple[str, int], RunRecord] = {key: run.others[name] for key, run in self.runs.items()}
+        return tabulate(records, self.seeds, setting, "average_accuracy")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What there is to report: the pairings, and what was found beside them."""
+
+    pairings: list[Pairing]
+    similarities: list[Similarity]
+    skipped: dict[str, str]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run once, though a host arm may stand in several pairings."""
+        return list({run.name: run for pairing in self.pairings for run in pairing.runs.values()}.values())
+
+    @property
+    def benchmarks(self) -> list[str]:
+        return list(dict.fromkeys(pairing.any_run.benchmark for pairing in self.pairings))
+
+    def over_methods(self, benchmark: str) -> PairedTest | None:
+        """The paper's test: one pair per method and setting, of means over seeds; None for a single method."""
+        complete = [p for p in self.pairings if p.any_run.benchmark == benchmark and len(p.arms) == len(ARMS)]
+        if len(complete) < 2:
+            return None
+        host, flashback = (
+            {p.name: {s: mean for s in SETTINGS if (mean := p.row(s).mean[arm]) is not None} for p in complete}
+            for arm in ARMS
+        )
+        return paired_over_methods(host, flashback)
+
+
+def read_report(folders: Sequence[Path]) -> Report:
+    """Read and group every finished run below the folders."""
+    found = find(folders)
+    return Report(pair(found), found.similarities, found.skipped)
+
+
+# ---------------------------------------------------------------- grouping
+
+
+def pair(found: Found) -> list[Pairing]:
+    groups: dict[str, dict[str, dict[str, list[Run]]]] = {}  # settings, arm, settings of flashback
+    for run in found.runs:
+        variant = canonical(run.record.config["flashback"]) if run.arm == FLASHBACK else ""
+        groups.setdefault(identity(run), {}).setdefault(run.arm, {}).setdefault(variant, []).append(run)
+    pairs = []
+    for group in join_arms(list(groups.values())):
+        host = [run for runs in group.get(HOST, {}).values() for run in runs]
+        for runs in group.get(FLASHBACK, {"": []}).values():
+            pairs.append(by_seed([*host, *runs], found.skipped))
+    names = name_pairs(pairs)
+    return sorted(map(Pairing, names, pairs), key=lambda pairing: (pairing.any_run.benchmark, pairing.name))
+
+
+def identity(run: Run) -> str:
+    """Equal for runs that only differ in seed, arm and flashback's own settings, and learned from the same images."""
+    config = {key: value for key, value in run.record.config.items() if key not in NOT_SETTINGS}
+    data = [run.record.run.get(key) for key in ("data_checksum", "class_order")]
+    return canonical([config, data, run.tasks])
+
+
+def canonical(value: Any) -> str:
+    return json.dumps(plain_keys(value), sort_keys=True, default=str)
+
+
+def plain_keys(value: Any) -> Any:
+    """YAML allows keys that JSON cannot sort."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_keys(item) for key, item in value.items()}
+    return [plain_keys(item) for item in value] if isinstance(value, list) else value
+
+
+Arms = dict[str, dict[str, list[Run]]]
+
+
+def join_arms(groups: Sequence[Arms]) -> list[Arms]:
+    """Some recipes (as-published) give the arms different settings of the host: one of each then belong together."""
+    halves: dict[str, list[Arms]] = {}
+    for group in groups:
+        if len(group) < len(ARMS):
+            run = next(run for variants in group.values() for runs in variants.values() for run in runs)
+            key = canonical([run.host, run.record.config["benchmark"], run.recipe, run.tasks])
+            halves.setdefault(key, []).append(group)
+    joined = [two[0] | two[1] for two in halves.values() if len(two) == 2 and two[0].keys() != two[1].keys()]
+    used = [id(group) for two in halves.values() if len(two) == 2 and two[0].keys() != two[1].keys() for group in two]
+    return [group for group in groups if id(group) not in used] + joined
+
+
+def by_seed(runs: Iterable[Run], skipped: dict[str, str]) -> dict[tuple[str, int], Run]:
+    kept: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        first = kept.setdefault((run.arm, run.seed), run)
+        if first is not run:
+            skipped[run.name] = f"repeats {first.name}: the same configuration and seed"
+    return dict(sorted(kept.items(), key=lambda item: (ARMS.index(item[0][0]), item[0][1])))
+
+
+def name_pairs(pairs: Sequence[Mapping[tuple[str, int], Run]]) -> list[str]:
+    """Host and benchmark; where that names several pairings, also the settings in which they differ."""
+    plain: dict[str, list[int]] = {}
+    for index, runs in enumerate(pairs):
+        run = next(iter(runs.values()))
+        plain.setdefault(f"{run.host} on {Path(run.benchmark).stem}", []).append(index)
+    names = [""] * len(pairs)
+    for name, indices in plain.items():
+        settings = [settings_of(pairs[index]) for index in indices]
+        values: dict[str, set[str]] = {}
+        for key, value in (item for one in settings for item in one.items()):
+            values.setdefault(key, set()).add(canonical(value))
+        telling = sorted(key for key, different in values.items() if len(different) > 1)
+        for index, one in zip(indices, settings, strict=True):
+            details = ", ".join(f"{key} {one[key]}" for key in telling if key in one)
+            names[index] = f"{name} ({details})" if details else name
+    return unique(names)
+
+
+def settings_of(runs: Mapping[tuple[str, int], Run]) -> dict[str, Any]:
+    """The flat settings of a pairing: those of its flashback arm, else of its host."""
+    config = list(runs.values())[-1].record.config
+    ignored = NOT_SETTINGS if all(arm == HOST for arm, _ in runs) else ("seed", "checkpoint")
+    return dotted({key: value for key, value in config.items() if key not in ignored})
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Pairings whose settings agree differ in their data; a number tells them apart."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return result

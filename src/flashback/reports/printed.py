@@ -1,0 +1,190 @@
+"""What the paper prints for a benchmark and a host, and what does not follow from its own tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flashback.metrics import paired_over_methods
+from flashback.records.folder import dotted
+from flashback.reports.words import SETTING_TITLES, TITLES
+from flashback.training.compare import ARMS, FLASHBACK, HOST
+from flashback.training.evaluation import SETTINGS
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One cell of a table of the paper: the value of each arm, and what is printed about it."""
+
+    benchmark: str
+    host: str
+    setting: str
+    metric: str
+    where: str
+    value: Mapping[str, float]  # by arm
+    deviation: Mapping[str, float]  # by arm
+    when: Mapping[str, Any]  # settings
+    quoted: bool
+    rerun: float | None
+    gain: float | None
+
+    def is_about(self, benchmark: str, config: Mapping[str, Any]) -> bool:
+        """Whether a run of this configuration is one the value is meant for."""
+        flat = dotted(config)
+        same = (self.benchmark, self.host) == (benchmark, flat.get("host.name"))
+        return same and all(flat.get(key) == value for key, value in self.when.items())
+
+    def text(self, arm: str) -> str:
+        """The value as a reader should take it: with its deviation, its mark as quoted, and the own run of that."""
+        if arm not in self.value:
+            return ""
+        deviation = f" ± {self.deviation[arm]:.2f}" if arm in self.deviation else ""
+        quoted = " (quoted)" if self.quoted and arm == HOST else ""
+        rerun = f", {self.rerun:.2f} (own run)" if self.rerun is not None and arm == HOST else ""
+        return f"{self.value[arm]:.2f}{deviation}{quoted}{rerun}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.host} on {self.benchmark}, {SETTING_TITLES[self.setting]} {TITLES[self.metric][1]}"
+
+
+@cache
+def printed_values() -> tuple[Printed, ...]:
+    return tuple(cell for table in _content()["tables"] for cell in _cells(table))
+
+
+def printed_tests() -> dict[str, dict[str, float]]:
+    """t and p over methods by benchmark."""
+    return {name: test for name, test in _content()["tests"].items() if name != "where"}
+
+
+def printed_for(benchmark: str, config: Mapping[str, Any]) -> list[Printed]:
+    return [printed for printed in printed_values() if printed.is_about(benchmark, config)]
+
+
+# ---------------------------------------------------------------- what does not follow from the tables
+
+
+def inconsistencies(benchmarks: Sequence[str]) -> list[str]:
+    """One sentence for everything printed about these benchmarks that its own table does not give."""
+    return [
+        sentence
+        for benchmark in benchmarks
+        for sentence in (*_wrong_gains(benchmark), *_wrong_tests(benchmark), *_two_values(benchmark))
+    ]
+
+
+def implied_new_task_accuracies(benchmarks: Sequence[str]) -> list[str]:
+    """Forgetting and SPR together say how well the last task was learned; the paper prints both for some hosts."""
+    cells = {(p.benchmark, p.host, p.metric, frozenset(p.when.items())): p for p in printed_values()}
+    sentences = []
+    for (benchmark, host, metric, when), ratio in cells.items():
+        forgetting = cells.get((benchmark, host, "forgetting", when))
+        if metric == "stability_plasticity_ratio" and forgetting is not None and benchmark in benchmarks:
+            without, with_flashback = (100 * forgetting.value[arm] / ratio.value[arm] for arm in ARMS)
+            sentences.append(
+                f"{host} on {benchmark}: forgetting ({forgetting.where}) and SPR ({ratio.where}) imply a new-task "
+                f"accuracy of {without:.1f} without and {with_flashback:.1f} with flashback."
+            )
+    return sentences
+
+
+def _wrong_gains(benchmark: str) -> Iterator[str]:
+    for cell in _of(benchmark):
+        if cell.gain is None or _close(cell.value[FLASHBACK] - cell.value[HOST], cell.gain):
+            continue
+        sentence = (
+            f"{cell.title}: printed {cell.gain:+.2f}, but {cell.where} has {cell.value[HOST]:.2f} and "
+            f"{cell.value[FLASHBACK]:.2f}, which is {cell.value[FLASHBACK] - cell.value[HOST]:+.2f}"
+        )
+        if cell.rerun is not None and _close(cell.value[FLASHBACK] - cell.rerun, cell.gain):
+            sentence += f"; the gain is over an own run of the host with {cell.rerun:.2f}"
+        yield sentence + "."
+
+
+def _wrong_tests(benchmark: str) -> Iterator[str]:
+    """The paper's test over methods, from the values it prints."""
+    test = printed_tests().get(benchmark)
+    if test is None:
+        return
+    found = _test_over_methods(benchmark, own_runs=False)
+    if any(round(value, 2) == test["t"] for value in (found, _test_over_methods(benchmark, own_runs=True))):
+        return
+    sentence = f"t-test over methods on {benchmark}: printed t = {test['t']}, p = {test['p']}"
+    sentence += f" ({_content()['tests']['where']}), but the printed averages give t = {found:.2f}"
+    again = _test_over_methods(benchmark, own_runs=True)
+    if again != found:
+        sentence += f", or {again:.2f} with own runs in place of quoted hosts"
+    yield sentence + "."
+
+
+def _two_values(benchmark: str) -> Iterator[str]:
+    """Two tables that give the same run two values."""
+    first: dict[Any, Printed] = {}
+    for cell in _of(benchmark):
+        if not cell.when:
+            continue
+        key = (cell.host, cell.setting, cell.metric, frozenset(cell.when.items()))
+        other = first.setdefault(key, cell)
+        if dict(other.value) != dict(cell.value):
+            settings = ", ".join(f"{name.removeprefix('host.')} {value}" for name, value in cell.when.items())
+            yield f"{cell.title} ({settings}): {_both(other)} in {other.where}, {_both(cell)} in {cell.where}."
+
+
+def _test_over_methods(benchmark: str, own_runs: bool) -> float:
+    averages: dict[str, dict[str, dict[str, float]]] = {arm: {} for arm in ARMS}
+    for cell in _of(benchmark):
+        if cell.gain is None or cell.metric != "average_accuracy":  # Tables 1 and 2
+            continue
+        for arm in ARMS:
+            value = cell.rerun if own_runs and arm == HOST and cell.rerun is not None else cell.value[arm]
+            averages[arm].setdefault(cell.host, {})[cell.setting] = value
+    t = paired_over_methods(*(averages[arm] for arm in ARMS)).t
+    assert t is not None
+    return t
+
+
+def _of(benchmark: str) -> list[Printed]:
+    return [cell for cell in printed_values() if cell.benchmark == benchmark]
+
+
+def _both(cell: Printed) -> str:
+    return " and ".join(f"{cell.value[arm]:.2f}" for arm in ARMS)
+
+
+def _close(value: float, printed: float) -> bool:
+    return abs(value - printed) < 0.0051  # half a unit of the second decimal
+
+
+# ---------------------------------------------------------------- the file
+
+
+@cache
+def _content() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "printed.yaml").read_text(encoding="utf-8"))
+    return content
+
+
+def _cells(table: Mapping[str, Any]) -> Iterator[Printed]:
+    assert table["setting"] in SETTINGS
+    for benchmark, hosts in table["cells"].items():
+        for host, cells in hosts.items():
+            for cell in cells if isinstance(cells, list) else [cells]:
+                yield Printed(
+                    benchmark,
+                    host,
+                    table["setting"],
+                    table["metric"],
+                    table["where"],
+                    value={arm: cell[arm] for arm in ARMS if arm in cell},
+                    deviation=dict(zip(ARMS, cell.get("deviation", []), strict=False)),
+                    when=cell.get("when", {}),
+                    quoted=cell.get("quoted", False),
+                    rerun=cell.get("rerun"),
+                    gain=cell.get("gain"),
+                )

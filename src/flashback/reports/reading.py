@@ -1,0 +1,255 @@
+"""From folders to runs. Whatever is not a finished, whole record is named and left out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flashback.errors import FlashbackError
+from flashback.metrics import summarise
+from flashback.records import RunRecord, read_record
+from flashback.reports.words import OVER_IMAGES
+from flashback.training.compare import FLASHBACK, HOST
+from flashback.training.evaluation import SETTINGS
+
+MARKS = {"config.yaml", "run.json", "results.json"}  # a folder with one of them means to be a run
+SIMILARITY = "cka.json"
+EPOCHS_KEPT = 400  # of the log of a run; the others change nothing that a chart could show
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The mean losses of one epoch, and where in the run it stands."""
+
+    task: int
+    stage: str
+    number: int
+    epochs: int
+    losses: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. The metrics of its record follow from its matrices, whoever wrote them down."""
+
+    name: str
+    record: RunRecord
+    others: dict[str, RunRecord]  # the same run as seen by the host's further classifiers
+    epochs: list[Epoch]
+
+    @property
+    def host(self) -> str:
+        return str(self.record.config["host"]["name"])
+
+    @property
+    def benchmark(self) -> str:
+        return str(self.record.config["benchmark"]["name"])
+
+    @property
+    def recipe(self) -> str:
+        return str(self.record.config["recipe"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.record.config["seed"])
+
+    @property
+    def arm(self) -> str:
+        return FLASHBACK if self.record.config["flashback"]["enabled"] else HOST
+
+    @property
+    def tasks(self) -> int:
+        return len(self.record.results[SETTINGS[0]]["matrix"])
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Linear CKA with a jointly trained reference, layer by layer, on the images of old tasks and of the last one."""
+
+    name: str
+    layers: list[str]
+    values: dict[str, dict[str, list[float]]]  # old or new, arm
+
+
+@dataclass
+class Found:
+    """Everything below the folders given: runs, similarities, and what was left out, with the reason."""
+
+    runs: list[Run] = field(default_factory=list)
+    similarities: list[Similarity] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def find(folders: Sequence[Path]) -> Found:
+    """Read every finished run below the folders, each folder once."""
+    found, seen = Found(), set[Path]()
+    for root in folders:
+        if not root.is_dir():
+            raise FlashbackError(f"{root} is not a folder; give folders with finished runs")
+        before = len(seen)
+        for path in marked_folders(root):
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                read_into(found, path, name_of(path, root, alone=len(folders) == 1))
+        if len(seen) == before and len(folders) > 1:
+            found.skipped.setdefault(str(root), "holds no run that was not read already")
+    return found
+
+
+def marked_folders(root: Path) -> Iterator[Path]:
+    for folder, inner, files in os.walk(root):
+        inner[:] = sorted(name for name in inner if name != "checkpoint" and not name.startswith("."))
+        if (MARKS | {SIMILARITY}).intersection(files):
+            yield Path(folder)
+
+
+def name_of(path: Path, root: Path, alone: bool) -> str:
+    """Where a folder lies: below the one folder given, else as the user wrote it."""
+    if not alone:
+        return path.as_posix()
+    return path.relative_to(root).as_posix() if path != root else root.resolve().name
+
+
+def read_into(found: Found, path: Path, name: str) -> None:
+    try:
+        if (path / SIMILARITY).exists():
+            found.similarities.append(read_similarity(path, name))
+    except FlashbackError as error:
+        found.skipped[f"{name}/{SIMILARITY}"] = str(error)
+    if not any((path / mark).exists() for mark in MARKS):
+        return
+    try:
+        found.runs.append(read_run(path, name))
+    except FlashbackError as error:
+        found.skipped[name] = str(error).removeprefix(f"{path} is not a run record: ")
+
+
+# ---------------------------------------------------------------- one run
+
+
+def read_run(path: Path, name: str) -> Run:
+    if (path / "config.yaml").exists() and not (path / "results.json").exists():
+        raise FlashbackError("not finished: results.json is not there")
+    record = read_record(path)
+    check_config(record.config)
+    check_costs(record.run)
+    own = settings_of(record.results)
+    listed = record.results.get("classifiers")
+    further = {
+        str(classifier): RunRecord(path, record.config, record.run, settings_of(values))
+        for classifier, values in (listed.items() if isinstance(listed, dict) else ())
+        if classifier != record.results.get("classifier")
+    }
+    return Run(name, RunRecord(path, record.config, record.run, own), further, read_epochs(path))
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    for section, key, kind in (("host", "name", str), ("benchmark", "name", str), ("flashback", "enabled", bool)):
+        inner = config.get(section)
+        demand(isinstance(inner, dict) and type(inner.get(key)) is kind, f"config.yaml has no {section}.{key}")
+    demand(type(config.get("seed")) is int, "config.yaml has no seed")
+    demand(isinstance(config.get("recipe"), str), "config.yaml has no recipe")
+
+
+def check_costs(run: Mapping[str, Any]) -> None:
+    for quantity in ("steps", "images", "seconds"):
+        demand(is_number(run.get(quantity), 1e18), f"run.json does not say how many {quantity} the run took")
+    sizes = run.get("knowledge_bytes")
+    demand(
+        isinstance(sizes, dict) and all(is_number(size, 1e18) for size in sizes.values()),
+        "run.json does not say how many bytes of knowledge the run kept",
+    )
+    demand(isinstance(run.get("must_match", {}), dict), "run.json does not hold a mapping under must_match")
+
+
+def settings_of(results: Any) -> dict[str, Any]:
+    """Matrices and metrics of both settings."""
+    demand(isinstance(results, dict), "results.json holds no settings")
+    return {setting: measured(results.get(setting), setting) for setting in SETTINGS}
+
+
+def measured(values: Any, setting: str) -> dict[str, Any]:
+    demand(isinstance(values, dict), f"results.json has no {setting} results")
+    matrix = lower_triangle(values.get("matrix"), setting)
+    ahead = {name: percentages(values.get(name), f"{setting} {name}") for name in ("zero_shot", "untrained")}
+    # The number of test images is not in the record, so what depends on it is taken over.
+    over_images = {name: values[name] if is_number(values.get(name), 100) else None for name in OVER_IMAGES}
+    return {"matrix": matrix, **summarise(matrix, [1] * len(matrix), **ahead), **over_images}
+
+
+def lower_triangle(matrix: Any, setting: str) -> list[list[float]]:
+    whole = isinstance(matrix, list) and len(matrix) > 0 and all(isinstance(row, list) for row in matrix)
+    demand(whole, f"results.json has no {setting} matrix")
+    rows: list[list[float]] = [row[: k + 1] for k, row in enumerate(matrix)]
+    complete = all(len(row) == k + 1 and all(is_number(value, 100) for value in row) for k, row in enumerate(rows))
+    demand(complete, f"the {setting} matrix of results.json is not a triangle of percentages")
+    return rows
+
+
+def percentages(values: Any, what: str) -> list[float | None] | None:
+    right = isinstance(values, list) and all(value is None or is_number(value, 100) for value in values)
+    demand(values is None or right, f"{what} of results.json is not a list of percentages")
+    return values  # type: ignore[no-any-return]
+
+
+def read_epochs(path: Path) -> list[Epoch]:
+    """The losses of the log, every so many epochs of a long one. A log that is missing or torn gives what it has."""
+    try:
+        text = (path / "log.jsonl").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    lines = [line for line in text.splitlines() if '"losses"' in line]
+    stride = -(-len(lines) // EPOCHS_KEPT)
+    kept = (line for k, line in enumerate(lines) if k % stride == 0 or '"epoch": 0,' in line)
+    return [epoch for line in kept if (epoch := parse_epoch(line)) is not None]
+
+
+def parse_epoch(line: str) -> Epoch | None:
+    try:
+        event = json.loads(line)
+        losses = {str(name): float(value) for name, value in event["losses"].items() if is_number(abs(value), 1e18)}
+        numbers = [event[key] for key in ("task", "epoch", "epochs")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if not all(type(value) is int and 0 <= value < 10**6 for value in numbers) or not losses:
+        return None
+    return Epoch(numbers[0], str(event.get("stage", "")), numbers[1], numbers[2], losses)
+
+
+# ---------------------------------------------------------------- similarity of representations
+
+
+def read_similarity(path: Path, name: str) -> Similarity:
+    try:
+        content = json.loads((path / SIMILARITY).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise FlashbackError("is not readable as JSON") from None
+    demand(isinstance(content, dict) and isinstance(content.get("layers"), list), "names no layers")
+    layers = [str(layer) for layer in content["layers"]]
+    values: dict[str, dict[str, list[float]]] = {}
+    for images in ("old", "new"):
+        arms = content.get(images)
+        demand(isinstance(arms, dict), f"holds no values for {images} images")
+        values[images] = {arm: arms[arm] for arm in (HOST, FLASHBACK) if arm in arms}
+        for series in values[images].values():
+            whole = isinstance(series, list) and len(series) == len(layers) and all(is_number(v, 1.001) for v in series)
+            demand(whole, f"does not hold one similarity for each of its layers ({images} images)")
+    demand(any(values.values()) and bool(layers), "holds no values")
+    return Similarity(name, layers, values)
+
+
+# ---------------------------------------------------------------- small parts
+
+
+def is_number(value: Any, most: float) -> bool:
+    """A number from 0 to `most`; not NaN, not infinite, not a truth value."""
+    return type(value) in (int, float) and 0 <= value <= most
+
+
+def demand(condition: bool, reason: str) -> None:
+    if not condition:
+        raise FlashbackError(reason)

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashback.cli import main
+from flashback.hosts import HOSTS
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Every test has a folder of its own, and leaves no host behind."""
+    monkeypatch.chdir(tmp_path)
+    known = dict(HOSTS._entries)
+    yield tmp_path
+    HOSTS._entries = known
+
+
+@pytest.fixture
+def flashback(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command line here and gives its exit code, stdout and stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def tiny(workplace: Path) -> list[str]:
+    """Options for a benchmark of three small tasks that trains in a moment."""
+    generator = np.random.default_rng(5)
+    patterns = generator.integers(40, 216, (6, 12, 12))
+    arrays = {}
+    for part, count in (("train", 10), ("test", 5)):
+        labels = np.arange(6).repeat(count)
+        noise = generator.integers(-40, 40, (len(labels), 12, 12))
+        arrays |= {f"x_{part}": (patterns[labels] + noise).clip(0, 255).astype(np.uint8), f"y_{part}": labels}
+    np.savez(workplace / "tiny.npz", **arrays)
+    settings = ("benchmark.sizes=[2,2,2]", "training.epochs=2", "training.batch_size=8", "flashback.epochs=1")
+    return ["--benchmark", "tiny.npz", *(word for setting in settings for word in ("--set", setting))]

@@ -1,0 +1,217 @@
+"""Bad input gets one clear sentence and exit code 2, before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flashback.training.trainer import Trainer
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(self: Trainer) -> None:
+        pytest.fail("a run was started in spite of bad input")
+
+    monkeypatch.setattr(Trainer, "run", train)
+
+
+def refused(answer: tuple[int, str, str], *words: str) -> None:
+    code, out, err = answer
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run icral", ["unknown host 'icral'", "did you mean 'icarl'?"]),
+        ("compare icral", ["unknown host 'icral'"]),
+        ("run icarl --benchmark split-fashion-min", ["did you mean 'split-fashion-mini'?"]),
+        ("run icarl --set training.epoch=3", ["unknown key 'training.epoch'", "did you mean 'training.epochs'?"]),
+        ("run icarl --set host.memorysize=3", ["did you mean 'host.memory_size'?"]),
+        ("run icarl --set trainin.epochs=3", ["did you mean 'training'?"]),
+        ("run icarl --set training.lr.x=3 --set training.lr=1", ["training.lr"]),
+        ("run icarl --set training.epochs", ["key=value"]),
+        ("run icarl --set training.epochs=many", ["training.epochs", "a whole number", "'many'"]),
+        ("run icarl --set training.epochs=2.5", ["training.epochs", "a whole number"]),
+        ("run icarl --set training.epochs=0", ["training.epochs is at least 1"]),
+        ("run icarl --set training.lr=nan", ["training.lr", "finite"]),
+        ("run icarl --set training.nesterov=maybe", ["training.nesterov", "true or false"]),
+        ("run icarl --set training.schedule=steps", ["none, step, cosine"]),
+        ("run icarl --set training.milestones=0.5", ["training.milestones", "a list"]),
+        ("run icarl --set training.lr=!!python/name:os.system", ["the value of training.lr", "not valid YAML"]),
+        ("run icarl --flashback --set training.epochs=2 --set flashback.epochs=2", ["E1 = 2", "second_epochs"]),
+        ("compare icarl --set training.epochs=2 --set flashback.epochs=3", ["E1 = 3", "second_epochs"]),
+        ("run icarl --set host.memory_size=9", ["host.memory_size is 9", "10 classes"]),
+        ("compare icarl --set host.memory_size=9", ["host.memory_size is 9", "10 classes"]),
+        ("run finetune --flashback", ["finetune keeps no knowledge"]),
+        ("run joint --flashback", ["joint keeps no knowledge"]),
+        ("compare finetune", ["finetune keeps no knowledge"]),
+        ("run icarl --device gpu", ["auto, cpu or cuda"]),
+        ("run icarl --precision fp16", ["training.precision", "fp32, tf32, bf16"]),
+        ("run icarl --recipe best", ["controlled, anchor, as-published"]),
+        ("run finetune --recipe as-published", ["no as-published recipe for finetune"]),
+        ("run icarl --seed one", ["--seed"]),
+        ("run icarl --sed 1", ["--sed"]),
+        ("run", ["host"]),
+        ("rnu icarl", ["rnu"]),
+        ("list host", ["did you mean 'hosts'?"]),
+        ("compare icarl --seeds 0", ["at least one seed"]),
+        ("compare icarl --seed-list 1,1", ["each seed counts once"]),
+        ("compare icarl --seed-list 1;2", ["--seed-list"]),
+        ("compare icarl --seeds 2 --seed-list 1,2", ["not both"]),
+        ("compare icarl --set seed=3", ["sets the seed itself"]),
+        ("compare icarl --jobs 0", ["--jobs is at least 1"]),
+        ("run missing.yaml", ["missing.yaml"]),
+        ("resume nowhere", ["nowhere"]),
+        ("run icarl --benchmark missing.npz --set benchmark.sizes=[2,2]", ["there is no file missing.npz"]),
+        ("run icarl --benchmark imagenet100-b0-10 --data .", ["imagenet100 are missing"]),
+        ("run icarl --set benchmark.sizes=[2,2]", ["sum to 4", "10 classes"]),
+        ("run icarl --set benchmark.tasks=6", ["5 tasks"]),
+    ],
+)
+def test_one_sentence_and_code_2(flashback: Command, command: str, words: list[str]) -> None:
+    refused(flashback(*command.split()), *words)
+    assert not Path("runs").exists()
+
+
+def test_a_device_that_is_not_there(flashback: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused(flashback("run", "icarl", "--device", "cuda"), "no CUDA device")
+    refused(flashback("compare", "icarl", "--device", "cuda"), "no CUDA device")
+
+
+# ---------------------------------------------------------------- data
+
+
+def write_data(path: str | Path = "own.npz", **changes: object) -> None:
+    arrays: dict[str, object] = {
+        "x_train": np.zeros((8, 12, 12), np.uint8),
+        "y_train": np.arange(4).repeat(2),
+        "x_test": np.zeros((4, 12, 12), np.uint8),
+        "y_test": np.arange(4),
+    }
+    np.savez(path, **(arrays | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x_train": np.zeros((8, 12, 12), np.float32)}, ["'x_train' is float32", "uint8"]),
+        ({"x_train": np.zeros((8, 12, 12, 2), np.uint8)}, ["[8, 12, 12, 2]", "1 or 3 channels"]),
+        ({"x_test": np.zeros((4, 10, 12), np.uint8)}, ["test images [10, 12, 1]"]),
+        ({"y_train": np.arange(4.0).repeat(2)}, ["'y_train' is float64", "integers"]),
+        ({"y_train": np.arange(4)}, ["8 images", "4 labels"]),
+        ({"y_test": np.array([0, 1, 2, 4])}, ["labels from 0 to 4"]),
+        ({"y_test": np.array([-1, 1, 2, 3])}, ["labels from -1"]),
+        ({"y_test": np.array([0, 1, 1, 0])}, ["task 2 has no test images"]),
+        ({"x_train": np.zeros((0, 12, 12), np.uint8), "y_train": np.zeros(0, int)}, ["not empty"]),
+    ],
+)
+def test_data_that_does_not_fit(flashback: Command, changes: dict[str, object], words: list[str]) -> None:
+    write_data(**changes)
+    options = ("--benchmark", "own.npz", "--set", "benchmark.sizes=[2,2]")
+    refused(flashback("run", "finetune", *options), "own.npz" if "task" not in words[0] else "", *words)
+
+
+def test_a_task_without_training_images(flashback: Command) -> None:
+    Path("data").mkdir()
+    shape = (10, 32, 32, 3)
+    labels = np.array([0, 1, 2, 3, 4, 5, 6, 7, 7, 7])  # nothing of the last task
+    write_data("data/cifar10.npz", x_train=np.zeros(shape, np.uint8), x_test=np.zeros(shape, np.uint8),
+               y_train=labels, y_test=labels)  # fmt: skip
+    refused(flashback("run", "finetune", "--benchmark", "split-cifar10", "--data", "data"), "task 5", "'ship'")
+
+
+def test_truncated_files(flashback: Command) -> None:
+    write_data()
+    whole = Path("own.npz").read_bytes()
+    Path("own.npz").write_bytes(whole[: len(whole) // 2])
+    options = ("--benchmark", "own.npz", "--set", "benchmark.sizes=[2,2]")
+    refused(flashback("run", "finetune", *options), "own.npz", "truncated")
+    Path("cifar-10-binary.tar.gz").write_bytes(b"\x1f\x8b\x08\x00 half of an archive")
+    refused(flashback("run", "finetune", "--benchmark", "split-cifar10", "--data", "."), "cifar-10-binary", "truncated")
+
+
+def test_an_own_benchmark_needs_task_sizes(flashback: Command) -> None:
+    write_data()
+    refused(flashback("run", "finetune", "--benchmark", "own.npz"), "own.npz", "sizes")
+
+
+# ---------------------------------------------------------------- files the user names
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def broken(:\n", ["syntax error in line 1"]),
+        ("x = 1\n", ["registers no host", "@HOSTS.register"]),
+        ("import nothing_of_this_name\n", ["ModuleNotFoundError", "nothing_of_this_name"]),
+        ("raise SystemExit(0)\n", ["SystemExit"]),
+        ("raise ValueError('one\\ntwo')\n", ["ValueError: one two"]),
+        (
+            "from flashback.hosts import HOSTS, Host\n@HOSTS.register('icarl')\nclass Own(Host): pass\n",
+            ["the host name 'icarl' is taken"],
+        ),
+    ],
+)
+def test_a_broken_host_file(flashback: Command, text: str, words: list[str]) -> None:
+    Path("own.py").write_text(text)
+    refused(flashback("run", "icarl", "--host-file", "own.py"), "--host-file own.py", *words)
+    refused(flashback("compare", "icarl", "--host-file", "own.py"), "--host-file own.py", *words)
+
+
+def test_a_missing_host_file(flashback: Command) -> None:
+    refused(flashback("run", "icarl", "--host-file", "own.py"), "--host-file own.py", "cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("!!python/object/apply:os.system ['touch hacked']\n", ["not valid YAML", "line 1"]),
+        ("host: {name: !!python/name:os.system }\n", ["not valid YAML", "line 1"]),
+        ("host: {name: icarl\n", ["not valid YAML"]),
+        ("- icarl\n", ["no mapping"]),
+        ("seed: 1\n", ["host.name is missing"]),
+        ("host: {name: icarl}\nsede: 1\n", ["unknown key 'sede'", "did you mean 'seed'?"]),
+    ],
+)
+def test_a_config_that_cannot_be_trusted(flashback: Command, text: str, words: list[str]) -> None:
+    Path("config.yaml").write_text(text)
+    refused(flashback("run", "config.yaml", "--out", "out"), *words)
+    assert not Path("hacked").exists()
+    assert not Path("out").exists()
+
+
+def test_a_recipe_does_not_go_with_a_config(flashback: Command) -> None:
+    Path("config.yaml").write_text("host: {name: icarl}\n")
+    refused(flashback("run", "config.yaml", "--recipe", "anchor"), "--recipe")
+
+
+def test_records_with_tags_are_not_run(flashback: Command) -> None:
+    """Neither resume nor a comparison that finds runs in its folder evaluates what a config.yaml holds."""
+    folder = Path("out/host/seed-0")
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("!!python/object/apply:os.system ['touch hacked']\n")
+    refused(flashback("resume", folder), "not valid YAML")
+    refused(flashback("compare", "icarl", "--out", "out"), "not valid YAML")
+    assert not Path("hacked").exists()
+
+
+def test_out_that_is_a_file(flashback: Command) -> None:
+    Path("out").write_text("precious")
+    refused(flashback("run", "finetune", "--out", "out"), "--out out")
+    refused(flashback("compare", "lwf-mc", "--out", "out"), "--out out")
+    assert Path("out").read_text() == "precious"

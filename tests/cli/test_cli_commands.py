@@ -1,0 +1,192 @@
+"""What the commands do when all is well."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from flashback import __version__
+from flashback.benchmarks import BENCHMARKS
+from flashback.cli import progress, tables
+from flashback.hosts import HOSTS
+from flashback.nets import NETS
+from flashback.recipes import list_recipes
+from flashback.records import RunRecord, read_record
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("hosts", HOSTS),
+        ("benchmarks", BENCHMARKS),
+        ("nets", NETS),
+        ("recipes", {recipe.benchmark for recipe in list_recipes()}),
+    ],
+)
+def test_list(flashback: Command, what: str, names: list[str]) -> None:
+    code, out, err = flashback("list", what)
+    assert (code, err) == (0, "")
+    assert set(names) <= set(out.split())
+    assert set(out.splitlines()) <= set(flashback("list")[1].splitlines())
+
+
+def test_list_says_which_hosts_take_flashbacks(flashback: Command) -> None:
+    lines = {line.split()[0]: line.split() for line in flashback("list", "hosts")[1].splitlines() if line.split()}
+    for name in HOSTS:
+        assert lines[name][2] == ("yes" if HOSTS[name].has_knowledge else "no")
+
+
+def test_help_and_version(flashback: Command) -> None:
+    assert flashback("--version") == (0, f"flashback {__version__}\n", "")
+    code, out, _ = flashback()
+    assert code == 0
+    assert all(command in out for command in ("list", "run", "resume", "compare", "bench"))
+    assert "--host-file" in flashback("run", "--help")[1]
+
+
+def test_run_leaves_a_record_and_prints_it(flashback: Command, tiny: list[str]) -> None:
+    code, out, err = flashback("run", "lwf-mc", "--flashback", "--seed", 4, *tiny, "--set", "training.lr=0.05")
+    assert (code, err) == (0, "")  # quiet: this is no terminal
+    folder = Path("runs/lwf-mc-tiny-flashback-seed4")
+    assert out.splitlines()[-1] == f"Record: {folder}"
+    record = read_record(folder)
+    assert (record.config["seed"], record.config["training"]["lr"]) == (4, 0.05)
+    assert record.config["flashback"]["enabled"]
+    assert record.run["steps"] == 3 * 2 * 3  # tasks, epochs, batches of 8 from 20 images
+    assert_printed(record, out)
+    assert f"{record.run['steps']} optimiser steps on {record.run['images']} images" in out
+
+
+def assert_printed(record: RunRecord, out: str) -> None:
+    rows = {line.strip().split("  ")[0]: line.split()[-2:] for line in out.splitlines() if line.strip()}
+    for metric, name in tables.NAMES.items():
+        title = tables.title_of(metric)
+        assert title.startswith(name)
+        for column, setting in enumerate(("class_incremental", "task_incremental")):
+            value = record.results[setting][metric]
+            assert rows[title][column] == ("-" if value is None else f"{value:.2f}")
+
+
+def test_a_config_starts_the_same_run_again(flashback: Command, tiny: list[str]) -> None:
+    assert flashback("run", "icarl", "--out", "first", "--set", "host.memory_size=12", *tiny)[0] == 0
+    assert flashback("run", "first/config.yaml", "--out", "second")[0] == 0
+    assert flashback("run", "first/config.yaml", "--out", "third", "--seed", 1, "--fast")[0] == 0
+    first, second, third = (read_record(Path(name)) for name in ("first", "second", "third"))
+    assert (first.config, first.results) == (second.config, second.results)
+    assert third.config == first.config | {"seed": 1, "fast": True}
+    assert third.results != first.results
+
+
+def test_a_finished_run_is_not_overwritten(flashback: Command, tiny: list[str]) -> None:
+    assert flashback("run", "finetune", *tiny)[0] == 0
+    code, _, err = flashback("run", "finetune", *tiny)
+    assert code == 2
+    assert "holds a finished run already" in err
+
+
+def test_set_wins_over_options_and_recipe(flashback: Command, tiny: list[str]) -> None:
+    flashback("run", "finetune", "--out", "out", "--precision", "fp32", *tiny, "--set", "training.precision=tf32")
+    assert yaml.safe_load(Path("out/config.yaml").read_text())["training"]["precision"] == "tf32"
+
+
+def test_warnings_take_one_line(flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashback.hosts import outside
+
+    def load() -> None:
+        import warnings
+
+        warnings.warn("a package\nis broken", stacklevel=2)
+
+    monkeypatch.setattr(outside, "load_installed_hosts", load)
+    assert flashback("list", "nets")[2] == "warning: a package is broken\n"
+
+
+# ---------------------------------------------------------------- on a terminal
+
+
+def test_progress_names_task_stage_epoch_and_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    with progress.ProgressView() as view:
+        observe = view.watch("icarl")
+        observe({"event": "task", "task": 0, "tasks": 2})
+        observe({"event": "stage", "task": 0, "stage": "learn", "epochs": 3})
+        observe({"event": "epoch", "task": 1, "stage": "phase 2", "epoch": 1, "epochs": 3, "losses": {"task": 0.25}})
+        view.progress.refresh()
+        observe({"event": "evaluation", "task": 1, "accuracy": {"linear": {"class_incremental": [80.0, 61.0]}}})
+    shown = screen.getvalue()
+    for words in ("icarl", "task 2/2", "phase 2", "epoch 2/3", "task 0.25", "icarl: average accuracy 70.5"):
+        assert words in shown
+
+
+# ---------------------------------------------------------------- stopping
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "flashback.cli", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        if path.exists() and path.stat().st_size:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{path} never came: {process.communicate()}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [(["run", "finetune"], "out"), (["compare", "lwf-mc", "--jobs", "2", "--seeds", "1"], "out/host/seed-0")],
+)
+def test_ctrl_c_takes_one_line_and_code_130(
+    flashback: Command, tiny: list[str], command: list[str], folder: str
+) -> None:
+    process = start(*command, *tiny, "--out", "out", "--set", "training.epochs=2000")
+    wait_for(Path(folder) / "log.jsonl", process)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, "")
+    assert err == "interrupted; the same command goes on where it stopped\n"
+    saved = [json.loads(path.read_text()) for path in Path(folder).glob("checkpoint/*.json")]
+    assert saved[-1]["values"]["history"]["budget"][-1]["steps"] > 0
+
+
+def test_resume_finishes_what_was_interrupted(
+    flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashback.training.trainer import Trainer
+
+    options = ("--set", "host.memory_size=12", "--set", "checkpoint.epochs=1", *tiny)
+    assert flashback("run", "icarl", "--flashback", "--out", "whole", *options)[0] == 0
+    run_task = Trainer.run_task
+
+    def run_one_task(self: Trainer, task: object) -> None:
+        if self.position.task == 1:
+            raise KeyboardInterrupt
+        run_task(self, task)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "run_task", run_one_task)
+        code, out, err = flashback("run", "icarl", "--flashback", "--out", "parts", *options)
+        assert (code, out, err) == (130, "", "interrupted\n")
+    code, out, err = flashback("resume", "parts")
+    assert (code, err) == (0, "")
+    assert_printed(read_record(Path("whole")), out)
+    assert read_record(Path("parts")).results == read_record(Path("whole")).results

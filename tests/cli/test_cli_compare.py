@@ -1,0 +1,200 @@
+"""The comparison: both arms, every seed, the numbers, and what happens when a run fails."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from flashback.records import read_record
+from flashback.training import compare as comparing
+from flashback.training import run as run_config
+from flashback.training.compare import ARMS, METRICS, compare
+from flashback.training.trainer import Trainer
+
+Command = Callable[..., tuple[int, str, str]]
+SETTINGS = {"benchmark.sizes": [2, 2, 2], "training.epochs": 2, "training.batch_size": 8, "flashback.epochs": 1}
+QUICK: dict[str, Any] = {"device": "cpu", "settings": {**SETTINGS, "flashback.alpha": 0.5}}
+
+
+def test_numbers_come_from_the_run_folders(flashback: Command, tiny: list[str]) -> None:
+    code, out, err = flashback("compare", "lwf-mc", "--seed-list", "7,1,4", "--out", "out", *tiny)
+    assert (code, err) == (0, "")
+    document = json.loads(Path("out/comparison.json").read_text())
+    assert document["seeds"] == [7, 1, 4]
+    records = {(arm, seed): read_record(Path(f"out/{arm}/seed-{seed}")) for arm in ARMS for seed in (7, 1, 4)}
+    assert len(document["rows"]) == 2 * len(METRICS)
+    for row in document["rows"]:
+        check_row(row, {key: record.results[row["setting"]][row["metric"]] for key, record in records.items()}, out)
+    for arm in ARMS:
+        runs = [records[arm, seed].run for seed in (7, 1, 4)]
+        assert document["cost"][arm]["steps"] == runs[0]["steps"] == 3 * 2 * 3
+        assert document["cost"][arm]["images"] == runs[0]["images"] == 3 * 2 * 20
+        assert math.isclose(document["cost"][arm]["seconds"], statistics.mean(run["seconds"] for run in runs))
+        assert document["cost"][arm]["bytes"] == runs[0]["knowledge_bytes"]
+    assert set(document["cost"]["flashback"]["bytes"]) == {"stable", "plastic"}
+    assert (document["equal_budget"], document["budget"]) == (True, "equal budget")
+    assert "cost of one run: equal budget" in out
+    assert document["sentence"] in out.replace("\n", " ")
+
+
+def check_row(row: dict[str, Any], values: dict[tuple[str, int], float | None], out: str) -> None:
+    by_arm = {arm: [values[arm, seed] for seed in (7, 1, 4)] for arm in ARMS}
+    for arm in ARMS:
+        assert list(row["values"][arm].values()) == by_arm[arm]
+        assert math.isclose(row["mean"][arm], statistics.mean(by_arm[arm]))
+        assert math.isclose(row["deviation"][arm], statistics.stdev(by_arm[arm]))
+        assert f"{row['mean'][arm]:.2f} ± {row['deviation'][arm]:.2f}" in out
+    differences = [b - a for a, b in zip(*by_arm.values(), strict=True)]
+    assert math.isclose(row["test"]["difference"], statistics.mean(differences), abs_tol=1e-9)
+    if row["test"]["p"] is not None:
+        assert math.isclose(row["test"]["p"], stats.ttest_rel(by_arm["flashback"], by_arm["host"]).pvalue, rel_tol=1e-6)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_both_arms_have_the_same_settings() -> None:
+    compare("lwf-mc", "tiny.npz", seeds=[0], out="out", **QUICK)
+    host, flashback = (read_record(Path(f"out/{arm}/seed-0")).config for arm in ARMS)
+    assert host["flashback"] | {"enabled": True} == flashback["flashback"]
+    assert host | {"flashback": None} == flashback | {"flashback": None}
+
+
+def test_finished_runs_are_reused(flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("compare", "lwf-mc", "--seeds", 2, "--out", "out", *tiny)
+    first = flashback(*command)[1]
+    (Path("out/host/seed-1/results.json")).unlink()
+    trained = []
+    original = Trainer.run
+    monkeypatch.setattr(Trainer, "run", lambda self: trained.append(self.seed) or original(self))  # type: ignore[func-returns-value]
+    code, second, err = flashback(*command)
+    assert (code, err, trained) == (0, "", [1])
+    assert "Reused: 3 finished runs." in second
+    assert table(first) == table(second)
+    flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)
+    assert trained == [1, 2, 2]
+
+
+def table(out: str) -> list[str]:
+    """The measured part of the output, without seconds."""
+    return out.partition("cost of one run")[0].splitlines()
+
+
+def test_a_run_of_another_configuration_is_in_the_way(
+    flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny)
+    assert flashback(*command)[0] == 0
+    monkeypatch.setattr(Trainer, "run", lambda self: pytest.fail("trained"))
+    code, _, err = flashback(*command, "--set", "training.lr=0.5")
+    assert code == 2
+    assert "out/host/seed-0 holds a run of another configuration (differs in training.lr)" in err
+    record = json.loads(Path("out/host/seed-0/run.json").read_text())
+    Path("out/host/seed-0/run.json").write_text(json.dumps(record | {"data_checksum": "of other data"}))
+    code, _, err = flashback(*command)
+    assert code == 2
+    assert "other data" in err
+
+
+@pytest.mark.parametrize("bug", [False, True])
+def test_a_failed_run_stops_and_spoils_no_other(
+    flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch, bug: bool
+) -> None:
+    def run(config: Any, **options: Any) -> Any:
+        if config.seed == 1 and config.flashback.enabled:
+            raise RuntimeError("a bug") if bug else comparing.FlashbackError("the loss is not finite")
+        return run_config(config, **options)
+
+    monkeypatch.setattr(comparing, "run", run)
+    code, _, err = flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)
+    assert code == 1
+    reason = "RuntimeError: a bug (see out/flashback/seed-1/failure.txt)" if bug else "the loss is not finite"
+    assert err == f"failed: flashback, seed 1: {reason}\n"
+    assert Path("out/flashback/seed-1/failure.txt").exists() == bug
+    document = json.loads(Path("out/comparison.json").read_text())
+    assert list(document["failures"]) == ["flashback, seed 1"]
+    row = document["rows"][0]
+    assert set(row["values"]["host"]) == {"0", "1", "2"}
+    assert set(row["values"]["flashback"]) == {"0", "2"}
+    assert row["test"]["pairs"] == 2
+    monkeypatch.setattr(comparing, "run", run_config)
+    assert flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)[0] == 0  # only the failed one is made up
+
+
+def test_all_runs_failed(flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "run", lambda config, **options: 1 / 0)
+    code, out, err = flashback("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny)
+    assert code == 1
+    assert err.count("failed: ") == 2
+    assert "There is no pair to compare." in out
+
+
+@pytest.mark.parametrize(("second", "label"), [(1, "equal budget"), (2, "unequal budget")])
+def test_the_budget_is_measured(flashback: Command, tiny: list[str], second: int, label: str) -> None:
+    options = (*tiny, "--set", f"flashback.second_epochs={second}")
+    _, out, _ = flashback("compare", "lwf-mc", "--seeds", 1, "--out", "out", *options)
+    assert f"cost of one run: {label}" in out
+    assert f"class-incremental, {label}:" in out
+    cost = json.loads(Path("out/comparison.json").read_text())["cost"]
+    assert cost["flashback"]["steps"] - cost["host"]["steps"] == (second - 1) * 2 * 3  # later tasks, batches
+
+
+def test_arms_or_surroundings_that_differ_are_named(flashback: Command, tiny: list[str]) -> None:
+    command = ("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny)
+    assert "differ" not in flashback(*command)[1]
+    path = Path("out/host/seed-0/run.json")
+    record = json.loads(path.read_text())
+    record["must_match"]["torch"] = "1.0"
+    path.write_text(json.dumps(record))
+    assert "Not all runs were made alike: torch differ." in flashback(*command)[1]
+
+
+# ---------------------------------------------------------------- several at a time
+
+DIES = """
+import os
+from flashback.hosts import HOSTS
+from flashback.hosts.lwf_mc import LwFMC
+
+@HOSTS.register("mortal")
+class Mortal(LwFMC):
+    def losses(self, step):
+        if self.config.flashback.enabled and self.task.index == 1:
+            os._exit(9)
+        return super().losses(step)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_processes_give_the_same_results() -> None:
+    seen: dict[str, list[str]] = {}
+
+    def watch(name: str) -> Callable[[Any], None]:
+        return lambda event: seen.setdefault(name, []).append(event["event"])
+
+    compare("lwf-mc", "tiny.npz", seeds=[3], out="alone", watch=watch, **QUICK)
+    alone = dict(seen)
+    seen.clear()
+    compare("lwf-mc", "tiny.npz", seeds=[3], out="together", jobs=2, watch=watch, **QUICK)
+    assert seen == alone
+    assert set(seen) == {"host, seed 3", "flashback, seed 3"}
+    for arm in ARMS:
+        first, second = (read_record(Path(folder) / arm / "seed-3") for folder in ("alone", "together"))
+        assert (first.config, first.results) == (second.config, second.results)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_named(flashback: Command, tiny: list[str]) -> None:
+    Path("mortal.py").write_text(DIES)
+    options = ("--host-file", "mortal.py", "--seeds", 1, "--jobs", 2, "--out", "out", *tiny)
+    code, out, err = flashback("compare", "mortal", *options)
+    assert code == 1
+    assert err.startswith("failed: flashback, seed 0: its process ended without a word")
+    assert read_record(Path("out/host/seed-0")).run["steps"] == 18
+    assert "There is no pair to compare." in out

@@ -1,0 +1,117 @@
+"""Recipes and how a configuration is put together: defaults, then the recipe, then the user."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from flashback import FlashbackError, configure
+from flashback.config import TrainingConfig
+from flashback.hosts import HOSTS
+from flashback.recipes import KINDS, Recipe, catalogue, find_recipe, list_recipes
+
+configuring = import_module("flashback.recipes.configure")  # the package offers the function of the same name
+
+TEXT = """
+host: icarl
+common:
+  training.epochs: {value: 50, from: somewhere}
+  training.lr: {value: 0.3, from: somewhere}
+recipes:
+- benchmark: made
+  kind: controlled
+  settings:
+    training.lr: {value: 2e-1, from: elsewhere}
+    host.memory_size: {value: 500, from: there}
+- benchmark: made
+  kind: as-published
+  note: the arms differ
+  flashback_settings:
+    training.epochs: {value: 70, from: their script}
+"""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    recipes = list(catalogue._read(TEXT, "made.yaml"))
+    for module in (catalogue, configuring):
+        monkeypatch.setattr(module, "list_recipes", lambda: tuple(recipes))
+    return recipes
+
+
+def test_a_file_gives_recipes_with_values_and_sources(made: list[Recipe]) -> None:
+    controlled, published = made
+    assert (controlled.host, controlled.benchmark, controlled.kind) == ("icarl", "made", "controlled")
+    assert controlled.settings == {"training.epochs": 50, "training.lr": "2e-1", "host.memory_size": 500}
+    assert controlled.sources == {
+        "training.epochs": "somewhere",
+        "training.lr": "elsewhere",
+        "host.memory_size": "there",
+    }
+    assert published.note == "the arms differ"
+    assert published.values(flashback=False) == {"training.epochs": 50, "training.lr": 0.3}
+    assert published.values(flashback=True) == {"training.epochs": 70, "training.lr": 0.3}
+
+
+def test_the_user_wins_over_the_recipe_and_the_recipe_over_defaults(made: list[Recipe]) -> None:
+    config = configure("icarl", "made", settings={"host.memory_size": 70, "training.batch_size": 7})
+    assert (config.training.epochs, config.training.lr) == (50, 0.2)
+    assert (config.host.memory_size, config.training.batch_size) == (70, 7)  # type: ignore[attr-defined]
+    assert config.training.momentum == TrainingConfig().momentum
+    assert (config.host.name, config.benchmark.name, config.recipe) == ("icarl", "made", "controlled")
+
+
+@pytest.mark.parametrize(("flashback", "epochs"), [(False, 50), (True, 70)])
+def test_published_arms_may_differ(made: list[Recipe], flashback: bool, epochs: int) -> None:
+    config = configure("icarl", "made", flashback=flashback, recipe="as-published")
+    assert config.training.epochs == epochs
+    assert config.flashback.enabled is flashback
+    assert config.recipe == "as-published"
+
+
+def test_both_arms_of_a_controlled_recipe_share_everything_else(made: list[Recipe]) -> None:
+    host, with_flashback = (configure("icarl", "made", flashback=flashback) for flashback in (False, True))
+    assert (host.host, host.training, host.benchmark) == (
+        with_flashback.host,
+        with_flashback.training,
+        with_flashback.benchmark,
+    )
+
+
+def test_without_a_recipe_the_defaults_stand(made: list[Recipe]) -> None:
+    assert configure("icarl", "unheard-of").training == TrainingConfig()
+    assert configure("icarl", "unheard-of", seed=7).seed == 7
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ({"recipe": "best"}, "--recipe is one of controlled, anchor, as-published, not 'best'"),
+        ({"recipe": "anchor"}, "no anchor recipe for icarl on made; icarl has no anchor recipe at all"),
+        ({"settings": {"training.epoch": 3}}, "unknown key 'training.epoch'; did you mean 'training.epochs'?"),
+        ({"settings": {"training.epochs": "3"}}, "training.epochs is a whole number, not '3'"),
+    ],
+)
+def test_what_cannot_be_configured_is_said(made: list[Recipe], call: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(FlashbackError) as caught:
+        configure("icarl", "made", **call)
+    assert str(caught.value) == sentence
+
+
+def test_a_kind_that_is_elsewhere_is_pointed_to(made: list[Recipe]) -> None:
+    with pytest.raises(FlashbackError, match=r"no as-published recipe for icarl on other; there is one for made$"):
+        configure("icarl", "other", recipe="as-published")
+
+
+@pytest.mark.parametrize("recipe", list_recipes(), ids=lambda r: f"{r.host}-{r.benchmark}-{r.kind}")
+def test_every_shipped_recipe_can_be_used(recipe: Recipe) -> None:
+    assert recipe.kind in KINDS
+    assert recipe.host in HOSTS
+    assert find_recipe(recipe.host, recipe.benchmark, recipe.kind) is recipe
+    assert recipe.kind != "controlled" or not recipe.flashback_settings
+    for flashback in {False, HOSTS[recipe.host].has_knowledge}:
+        config = configure(recipe.host, recipe.benchmark, recipe=recipe.kind, flashback=flashback)
+        assert config.recipe == recipe.kind
+        assert recipe.kind != "controlled" or config.flashback.equal_budget(config.training.epochs)

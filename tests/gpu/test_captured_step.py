@@ -1,0 +1,124 @@
+"""On a GPU: the captured step computes what the eager one does, resumes exactly, and does not compile again and again."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import quick_config, tiny_benchmark
+
+from flashback.config import CheckpointConfig, RunConfig
+from flashback.hosts import HOSTS
+from flashback.training import Checkpoints, Interrupted, Trainer, build_method
+from flashback.training.fast import CapturedStep
+from flashback.training.run import prepare_device
+from flashback.training.trainer import Position, RunState
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+FAMILIES = ("icarl", "lwf-mc", "oewc", "foster")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def deterministic() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+class StopAt(Checkpoints):
+    def __init__(self, folder: Path, moment: int | None) -> None:
+        super().__init__(folder, CheckpointConfig())
+        self.moment, self.moments = moment, []
+
+    def due(self, position: Position) -> bool:
+        self.moments.append(position)
+        if len(self.moments) - 1 == self.moment:
+            self.stopping.set()
+            return True
+        return False
+
+
+def config_of(name: str, **settings: Any) -> RunConfig:
+    memory = {"host__memory_size": 40} if hasattr(HOSTS[name].Settings(), "memory_size") else {}
+    values = {"training__momentum": 0.9, "training__epochs": 4, "flashback__epochs": 2, **memory, **settings}
+    return quick_config(name, flashback=HOSTS[name].has_knowledge, **values)
+
+
+def train(
+    config: RunConfig, precision: str = "fp32", keeper: Checkpoints | None = None, state: RunState | None = None
+) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[Any]]:
+    device = torch.device("cuda")
+    prepare_device(config, device, precision)
+    benchmark = tiny_benchmark(per_class=25)
+    events: list[Any] = []
+    trainer = Trainer(build_method(config, benchmark, device), benchmark, [events.append], keeper, precision)
+    if state is not None:
+        trainer.resume(state)
+    result = trainer.run()
+    weights = {name: tensor.cpu() for name, tensor in trainer.host.state_dict().items()}
+    return result.as_dict(), weights, [event for event in events if event["event"] == "epoch"]
+
+
+@pytest.mark.parametrize("name", list(HOSTS))
+def test_captured_run_equals_the_eager_run(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a step that cannot be captured warns
+        captured = train(config_of(name, compile=False))
+    eager = train(config_of(name, compile=False, capture=False))
+    assert captured[2] == eager[2]
+    assert captured[0] == eager[0]
+    for key, tensor in eager[1].items():
+        assert torch.equal(captured[1][key], tensor), key
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_resumed_captured_run_equals_the_run_never_stopped(name: str, precision: str, tmp_path: Path) -> None:
+    config = config_of(name, compile=False)
+    keeper = StopAt(tmp_path / "whole", None)
+    whole = train(config, precision, keeper)
+    second = [k for k, position in enumerate(keeper.moments) if position.task == 1 and position.begun]
+    switch = next(k for k in second if keeper.moments[k].stage == 1)
+    for moment in (second[len(second) // 5], switch, second[-2]):  # in phase 1, at the switch, near the end of phase 2
+        folder = tmp_path / str(moment)
+        with pytest.raises(Interrupted):
+            train(config, precision, StopAt(folder, moment))
+        again = train(config, precision, StopAt(folder, None), Checkpoints(folder, CheckpointConfig()).load())
+        assert again[0] == whole[0], keeper.moments[moment]
+        for key, tensor in whole[1].items():
+            assert torch.equal(again[1][key], tensor), (keeper.moments[moment], key)
+
+
+def test_compilations_do_not_grow_with_the_tasks() -> None:
+    counts = []
+    for tasks in (2, 4):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        config = config_of("icarl", compile=True)
+        device = torch.device("cuda")
+        prepare_device(config, device, "bf16")
+        benchmark = tiny_benchmark((2,) * tasks, per_class=25)
+        Trainer(build_method(config, benchmark, device), benchmark, precision="bf16").run()
+        counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert counts[0] == counts[1] > 0
+
+
+def test_what_cannot_be_captured_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = HOSTS["finetune"]
+    monkeypatch.setattr(host, "after_step", lambda self, step: float(step.output.logits.sum()))
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        train(config_of("finetune"))
+
+
+def test_graphs_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = []
+    original = CapturedStep.capture
+    monkeypatch.setattr(CapturedStep, "capture", lambda self, *a: replays.append(original(self, *a)) or replays[-1])
+    train(config_of("icarl"))
+    assert replays
+    assert all(replays)
