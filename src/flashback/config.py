@@ -19,6 +19,8 @@ import yaml
 from flashback.errors import FlashbackError, unknown
 
 T = TypeVar("T")
+LARGEST_NUMBER = 2**63 - 1  # a whole number that torch and numpy can take
+LONGEST_VALUE = 100  # letters of a value that a sentence shows
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def within(condition: bool, sentence: str) -> None:
 def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     """Make a dataclass from a mapping. Unknown keys and wrong types are errors that name the dotted path."""
     if not isinstance(values, Mapping):
-        raise FlashbackError(f"{path.rstrip('.') or 'the configuration'} is a mapping of keys, not {values!r}")
+        raise FlashbackError(f"{path.rstrip('.') or 'the configuration'} is a mapping of keys, not {shown(values)}")
     hints = typing.get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
@@ -170,10 +172,14 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return _convert_union(arguments, value, path)
     if origin is Literal:
         return _convert_choice(arguments, value, path)
-    if origin is tuple:
+    if origin in (tuple, list):
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise FlashbackError(f"{path} is a list, not {value!r}")
-        return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+            raise FlashbackError(f"{path} is a list, not {shown(value)}")
+        return origin(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise FlashbackError(f"{path} is a mapping of keys, not {shown(value)}")
+        return {str(key): _convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     return _convert_plain(hint, value, path)
 
 
@@ -187,7 +193,7 @@ def _convert_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
             return _convert(option, value, path)
         except FlashbackError as error:
             failure = failure or error
-    raise failure or FlashbackError(f"{path} cannot be {value!r}")
+    raise failure or FlashbackError(f"{path} cannot be {shown(value)}")
 
 
 def _is_exactly(option: Any, value: Any) -> bool:
@@ -199,7 +205,7 @@ def _convert_choice(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     # YAML reads a bare `none` as a string but `null`, and `~` as None; both may mean the choice "none".
     value = "none" if value is None and "none" in choices else value
     if value not in choices:
-        raise FlashbackError(f"{path} is one of {', '.join(map(str, choices))}, not {value!r}")
+        raise FlashbackError(f"{path} is one of {', '.join(map(str, choices))}, not {shown(value)}")
     return value
 
 
@@ -210,13 +216,21 @@ def _convert_plain(hint: Any, value: Any, path: str) -> Any:
         try:
             value = float(value)  # YAML reads 1e-3 as a string
         except (ValueError, OverflowError):
-            raise FlashbackError(f"{path} is a number, not {value!r}") from None
+            raise FlashbackError(f"{path} is a number, not {shown(value)}") from None
     if hint is float and isinstance(value, float) and not math.isfinite(value):
-        raise FlashbackError(f"{path} is a finite number, not {value!r}")
+        raise FlashbackError(f"{path} is a finite number, not {shown(value)}")
+    if hint is int and type(value) is int and abs(value) > LARGEST_NUMBER:
+        raise FlashbackError(f"{path} is a whole number of at most {LARGEST_NUMBER}")
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(hint, hint)
-        raise FlashbackError(f"{path} is {kind}, not {value!r}")
+        raise FlashbackError(f"{path} is {kind}, not {shown(value)}")
     return value
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence: as Python writes it, but never a page of it."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -230,14 +244,44 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
-def read_yaml(text: str, source: str) -> Any:
-    """Parse YAML without tags that could run code."""
+class PlainLoader(yaml.SafeLoader):
+    """YAML without tags that could run code, and without aliases or numbers that could fill the memory."""
+
+    aliases = False
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent) and not self.aliases:
+            raise yaml.MarkedYAMLError(None, None, None, self.current_mark(), "write out what the alias stands for")
+        return super().compose_node(parent, index)
+
+    def current_mark(self) -> Any:
+        return self.peek_event().start_mark  # type: ignore[no-untyped-call]
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value: int = super().construct_yaml_int(node)
+        if abs(value) > LARGEST_NUMBER:
+            raise yaml.MarkedYAMLError(None, None, None, node.start_mark, "the number is too large")
+        return value
+
+
+PlainLoader.add_constructor("tag:yaml.org,2002:int", PlainLoader.construct_yaml_int)
+
+
+class AliasLoader(PlainLoader):
+    """For files of the package itself, which repeat what they share."""
+
+    aliases = True
+
+
+def read_yaml(text: str, source: str, loader: type[PlainLoader] = PlainLoader) -> Any:
+    """Parse YAML of anybody's making."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, loader)  # a SafeLoader: plain values alone
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        line, note = getattr(getattr(error, "problem_mark", None), "line", None), getattr(error, "note", None)
         where = f" in line {line + 1}" if line is not None else ""
-        raise FlashbackError(f"{source} is not valid YAML{where}") from None
+        advice = f"; {note}" if note else ""
+        raise FlashbackError(f"{source} is not valid YAML{where}{advice}") from None
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from flashback.benchmarks import Task
-from flashback.config import FlashbackConfig
+from flashback.config import FlashbackConfig, within
 from flashback.errors import FlashbackError
-from flashback.hosts.base import Host
+from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.knowledge import Knowledge, Support
 
@@ -136,6 +136,7 @@ class Flashback:
     @torch.no_grad()
     def flash_back(self) -> None:
         """Read the plastic knowledge from the primary model, then restore the snapshot, tensor by tensor, in place."""
+        within(bool(self.snapshot), "the checkpoint lacks the state to flash back to; start a new run")
         # Plastic targets answer the images of M_{t-1} (Eq. 10). Phase 1 may have replaced some of them, and phase 2
         # will give out its insertion stamps once more; so the memory goes back first.
         self.restore("memory.")
@@ -182,15 +183,16 @@ class Flashback:
             f"plastic.{name}": tensor for name, tensor in plastic.items()
         }
 
-    @torch.no_grad()
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over a saved state. The structure of the plastic knowledge stands already, if it is needed at all."""
-        self.snapshot = {
-            name.removeprefix("snapshot."): tensor.to(self.host.device, copy=True)
-            for name, tensor in state.items()
-            if name.startswith("snapshot.")
-        }
-        if not any(name.startswith("plastic.") for name in state):
+        snapshot, plastic = (
+            {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
+            for part in ("snapshot.", "plastic.")
+        )
+        blank = {name: torch.empty_like(tensor) for name, tensor in self.host.state_dict().items()}
+        self.snapshot = blank if snapshot else {}
+        copy_tensors(self.snapshot, snapshot)
+        if not plastic:
             self.plastic = None
-        for name, tensor in (self.plastic.state_dict() if self.plastic is not None else {}).items():
-            tensor.copy_(state[f"plastic.{name}"])
+        if self.plastic is not None:
+            copy_tensors(self.plastic.state_dict(), plastic)

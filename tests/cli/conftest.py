@@ -46,5 +46,6 @@ def tiny(workplace: Path) -> list[str]:
         noise = generator.integers(-40, 40, (len(labels), 12, 12))
         arrays |= {f"x_{part}": (patterns[labels] + noise).clip(0, 255).astype(np.uint8), f"y_{part}": labels}
     np.savez(workplace / "tiny.npz", **arrays)
-    settings = ("benchmark.sizes=[2,2,2]", "training.epochs=2", "training.batch_size=8", "flashback.epochs=1")
-    return ["--benchmark", "tiny.npz", *(word for setting in settings for word in ("--set", setting))]
+    settings = ("benchmark.sizes=[2,2,2]", "training.epochs=2", "training.batch_size=8", "training.lr=0.3")
+    words = [word for setting in (*settings, "flashback.epochs=1") for word in ("--set", setting)]
+    return ["--benchmark", "tiny.npz", *words]

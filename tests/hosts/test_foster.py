@@ -261,6 +261,7 @@ def test_compression_distils_the_balanced_teacher():
     q = q / q.sum(1, keepdim=True)
     expected = -(q * F.log_softmax(step.output.logits / 2, 1)).sum(1).mean()
     torch.testing.assert_close(terms["compression"], expected)
+    run.host.zero_grad()
     terms["compression"].backward()
     assert all(parameter.grad is not None for parameter in run.host.student.parameters())
     assert all(parameter.grad is None for parameter in run.host.net.parameters())

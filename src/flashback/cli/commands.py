@@ -1,4 +1,4 @@
-"""The commands: list, run, resume, compare, bench."""
+"""The commands: list, run, resume, compare, bench; report has a file of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flashback import __version__ as flashback_version
-from flashback.cli import tables
+from flashback.cli import report, tables
 from flashback.cli.progress import ProgressView, output
 from flashback.config import RunConfig, parse_assignment, read_yaml, set_dotted, within
 from flashback.errors import FlashbackError, unknown
@@ -78,7 +78,10 @@ def run(
     precision: Precision = None,
     settings: Set = None,
 ) -> None:
-    """Train one host, bare or with flashbacks, and measure it after every task."""
+    """Train one host, bare or with flashbacks.
+
+    It is measured after every task, in both settings, and leaves its record in a folder.
+    """
     find_hosts(host_file)
     own = parse_settings(settings, fast, precision)
     if host.endswith((".yaml", ".yml")):
@@ -101,7 +104,7 @@ def resume(
     device: Device = "auto",
     host_file: HostFile = None,
 ) -> None:
-    """Go on with an interrupted run, exactly where it stopped."""
+    """Go on with a run, exactly where it stopped."""
     find_hosts(host_file)
     with ProgressView() as view:
         resume_run(folder, data=data, device=device, observers=[view.watch(folder.name)])
@@ -124,7 +127,11 @@ def compare(
     precision: Precision = None,
     settings: Set = None,
 ) -> int:
-    """Does flashback help this host? Both arms, the same settings, seeds and number of steps, and a paired test."""
+    """Does flashback help this host?
+
+    Trains both arms with the same settings, seeds and number of steps, and answers with a table and a paired test.
+    What is finished in the folder already is used again.
+    """
     benchmark = benchmark or DEFAULT_BENCHMARK
     folder = out or Path("runs") / f"compare-{host}-{Path(benchmark).stem}"
     with ProgressView() as view:
@@ -151,13 +158,16 @@ def compare(
     return 1 if comparison.failures else 0
 
 
+report.register(app)
+
+
 @app.command()
 def bench(
     hosts: Annotated[list[str] | None, typer.Argument(help="Which hosts; default: all.")] = None,
     device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="A folder for bench.json.")] = None,
 ) -> None:
-    """How fast training is here: images per second of every host."""
+    """How fast is training on this machine?"""
     find_hosts()
     measure_speed(hosts=hosts or [], device=device, out=out, show=typer.echo)
 

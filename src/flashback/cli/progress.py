@@ -19,19 +19,19 @@ WIDTH = 120  # of tables where no terminal says how wide it is
 def output() -> Console:
     """Results go to stdout, everything else to stderr."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=False, width=None if known else WIDTH)
+    return Console(highlight=False, markup=False, width=None if known else WIDTH)
 
 
 class ProgressView:
     """Shows runs while they are under way; shows nothing where stderr is not a terminal."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True, highlight=False)
+        console = Console(stderr=True, highlight=False, markup=False)
         columns = (
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
             BarColumn(bar_width=10),
-            TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True, ratio=1)),
+            TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
         )
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 

@@ -7,14 +7,16 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from flashback.benchmarks import describe_benchmarks
 from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord
-from flashback.training.compare import ARMS, METRICS, Comparison, Row
+from flashback.training.compare import METRICS, Comparison, Row
 from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS
 
 NAMES = {
     "average_accuracy": "average accuracy AA",
@@ -117,7 +119,7 @@ def comparison_table(comparison: Comparison) -> Table:
     title = f"{comparison.host} without and with flashback on {comparison.benchmark}, {seeds}, mean ± deviation"
     table = make_table(title, "", *ARMS, "difference", "95 % interval", "p")
     for setting in SETTINGS:
-        table.add_row(f"[bold]{words(setting)}[/]")
+        table.add_row(Text(words(setting), style="bold"))
         for row in comparison.rows:
             if row.setting == setting:
                 table.add_row(f"  {title_of(row.metric)}", *row_cells(row))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from flashback.batches import Batch, Stream, Views
 from flashback.benchmarks import Benchmark, Task
 from flashback.config import HostSettings, RunConfig
+from flashback.errors import FlashbackError
 from flashback.hosts.stages import Optimisation, Stage, Step
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
 from flashback.memory import Memory
@@ -240,6 +241,18 @@ class Host(nn.Module):
         result = torch.cat([part(net(self.views.plain(piece.to(self.device)))) for piece in pieces])
         net.train(training)
         return result
+
+
+@torch.no_grad()
+def copy_tensors(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved tensors over those that stand there now; what does not fit is refused before the first copy."""
+    if own.keys() != saved.keys():
+        raise FlashbackError("the checkpoint does not fit this host: it holds other tensors; start a new run")
+    for name, tensor in own.items():
+        if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
+            raise FlashbackError(f"the checkpoint does not fit this host: {name} has another shape or type")
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
 
 
 def features_of(output: Output) -> Tensor:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.batches import Batch, Stream
+from flashback.benchmarks import Images
 from flashback.config import HostSettings, within
 from flashback.hosts.base import HOSTS, cross_entropy, one_hot
 from flashback.hosts.expanding import (
@@ -223,12 +224,13 @@ class Beef(ExpandingHost):
 
     def balanced_stream(self) -> Stream:
         """All exemplars, and as many images of each new class as an old one has exemplars, drawn once a task."""
-        exemplars, labels = self.memory_stream(), self.task.train.y
+        exemplars, new = self.memory_stream(), self.task.train
         share = int(torch.bincount(exemplars.labels).max())
-        generator = seeded_generator(self.config.seed, self.task.index, "balanced set")
-        shuffled = torch.randperm(len(labels), generator=generator)
-        chosen = torch.cat([shuffled[labels[shuffled] == c][:share] for c in self.task.classes])
-        return Stream.of(self.task.train, self.device).subset(chosen.to(self.device)).joined(exemplars)
+        shuffled = torch.randperm(
+            len(new), generator=seeded_generator(self.config.seed, self.task.index, "balanced set")
+        )
+        chosen = torch.cat([shuffled[new.y[shuffled] == c][:share] for c in self.task.classes])
+        return Stream.of(Images(new.x[chosen], new.y[chosen]), self.device).joined(exemplars)
 
     # ------------------------------------------------------------ a batch of expansion
 

@@ -19,8 +19,10 @@ from flashback.knowledge.fisher import Estimator, fisher_diagonal
 @dataclass(frozen=True)
 class ElasticSettings(HostSettings):
     loss: Literal["ce_all", "bce_current"] = "ce_all"  # over all columns, or one binary loss per column of the task
-    strength: float = 10.0  # lambda
-    fisher: Estimator = "mammoth"  # the estimator that published strengths near 10 belong to; the paper: empirical
+    strength: float = 10.0  # lambda; the paper's alpha_s (Eq. 14) is 2 * strength for oewc, strength for ewc
+    # Eq. 4 is "empirical". Published strengths near 10 were found with "mammoth", whose entries are several times
+    # smaller; on the others, descent at the usual rates can diverge with them.
+    fisher: Estimator = "mammoth"
 
     def check(self) -> None:
         within(self.strength >= 0, f"host.strength is not negative, not {self.strength}")
@@ -85,7 +87,7 @@ class OnlineEWC(ElasticHost):
         """Nothing: the one anchor stands from the start."""
 
     def stability_support(self) -> Support:
-        # strength * sum F (theta - theta_s)^2, without a half: alpha_s of the paper (Eq. 14 and 17) is 2 * strength.
+        # strength * sum F (theta - theta_s)^2, without the half of Eq. 17.
         return Support(weight=self.settings.strength)
 
     def plasticity_support(self) -> Support:

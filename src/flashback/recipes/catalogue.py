@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from flashback.config import read_yaml
+from flashback.config import AliasLoader, read_yaml
 
 KINDS = ("controlled", "anchor", "as-published")
 
@@ -37,7 +37,7 @@ def list_recipes() -> tuple[Recipe, ...]:
 
 
 def _read(text: str, source: str) -> Iterator[Recipe]:
-    document = read_yaml(text, source)
+    document = read_yaml(text, source, AliasLoader)
     for entry in document["recipes"]:
         common = document.get("common", {})
         settings, first_sources = _split({**common, **entry.get("settings", {})})

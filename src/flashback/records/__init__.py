@@ -1,5 +1,23 @@
 """What a run leaves on disk, and reading it back."""
 
-from flashback.records.folder import RunFolder, RunRecord, differing_keys, read_config, read_record, write_atomically
+from flashback.records.folder import (
+    RunFolder,
+    RunRecord,
+    differing_keys,
+    is_finished,
+    make_folder,
+    read_config,
+    read_record,
+    write_atomically,
+)
 
-__all__ = ["RunFolder", "RunRecord", "differing_keys", "read_config", "read_record", "write_atomically"]
+__all__ = [
+    "RunFolder",
+    "RunRecord",
+    "differing_keys",
+    "is_finished",
+    "make_folder",
+    "read_config",
+    "read_record",
+    "write_atomically",
+]

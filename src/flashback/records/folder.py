@@ -1,13 +1,16 @@
-"""A run folder: config.yaml, run.json, log.jsonl, results.json. Plain text, written atomically."""
+"""A run folder: config.yaml, run.json, log.jsonl, results.json. Plain text, written atomically, and nowhere else."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
 import time
+import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,20 +21,77 @@ from flashback.config import read_yaml
 from flashback.errors import FlashbackError
 
 CONFIG, RUN, LOG, RESULTS, LOCK = "config.yaml", "run.json", "log.jsonl", "results.json", ".lock"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+LARGEST_CONFIG, LARGEST_RECORD = 2**20, 2**28  # bytes; real ones are far smaller
+
+
+# ---------------------------------------------------------------- files
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """A reader sees the old file or the new one, never a part of it."""
+    """A reader sees the old file or the new one, never a part of it, whenever the machine stops."""
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link that leads elsewhere
+        with temporary.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(path: Path) -> None:
+    """Make a rename last through a power cut, where the file system can."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def read_file(path: Path, largest: int) -> bytes:
+    """A whole file. What and how large it is is asked first: pipes and devices never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
+        raise ValueError(f"{path} is no file of at most {largest} bytes")
+    return path.read_bytes()
+
+
+def follow_no_link(path: str, flags: int) -> int:
+    """How a run opens files to change them in place: a link could lead out of its folder."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise FlashbackError(f"{path} is a link, and a run writes into its own folder only; remove it") from None
+
+
+@contextmanager
+def needing_room(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise FlashbackError(
+            f"no room is left in {folder}; free some, and the same command goes on from the last checkpoint"
+        ) from None
+
+
+# ---------------------------------------------------------------- writing a run
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise FlashbackError(f"--out {path}: cannot be used as a folder ({problem.strerror})") from None
 
 
 class RunFolder:
@@ -43,58 +103,78 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any], ignored: Collection[str] = ()) -> RunFolder:
         """A new folder, or the one of an unfinished run of the same configuration."""
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FlashbackError(f"--out {path}: cannot be used as a folder ({error.strerror})") from None
-        if (path / RESULTS).exists():
-            raise FlashbackError(f"{path} holds a finished run already; choose another --out")
-        if (path / CONFIG).exists():
-            differing = differing_keys(read_config(path), config, ignored)
-            if differing:
-                raise FlashbackError(
-                    f"{path} holds an unfinished run of another configuration (differs in {', '.join(differing)}); "
-                    "choose another --out"
-                )
-        else:
-            write_atomically(path / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
-        return cls(path)
+        make_folder(path)
+        folder = cls(path)
+        with folder.lock():  # of two processes that start at once, one writes its configuration, the other finds it
+            folder.claim(config, ignored)
+        return folder
+
+    def claim(self, config: Mapping[str, Any], ignored: Collection[str]) -> None:
+        if not (self.path / CONFIG).exists():
+            self.write(CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
+            return
+        differing = differing_keys(read_config(self.path), config, ignored)
+        if differing:
+            raise FlashbackError(
+                f"{self.path} holds an unfinished run of another configuration (differs in {', '.join(differing)}); "
+                "choose another --out"
+            )
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One process per folder. The system drops the lock of a process that died, so nothing is left behind."""
-        with (self.path / LOCK).open("w") as file:
+        with open(self.path / LOCK, "ab", opener=follow_no_link) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise FlashbackError(f"another process is training in {self.path}; wait for it or stop it") from None
+            if is_finished(self.path):
+                raise FlashbackError(f"{self.path} holds a finished run already; choose another --out")
             yield
 
+    # ------------------------------------------------------------ the log
+
     def log(self, event: Mapping[str, Any]) -> None:
-        with (self.path / LOG).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**event, "time": round(time.time(), 3)}) + "\n")
+        line = json.dumps({**event, "time": round(time.time(), 3)}) + "\n"
+        with needing_room(self.path), open(self.path / LOG, "ab", opener=follow_no_link) as file:
+            file.write(line.encode())
 
     def log_size(self) -> int:
-        return (self.path / LOG).stat().st_size if (self.path / LOG).exists() else 0
+        """The size of the log, all of which is on the disk from now on: a checkpoint is going to rely on it."""
+        with open(self.path / LOG, "ab", opener=follow_no_link) as file:
+            os.fsync(file.fileno())
+            return file.tell()
 
     def cut_log(self, size: int) -> None:
         """Back to what the log held at a checkpoint; what came after it will happen again."""
-        with (self.path / LOG).open("a+b") as file:
-            file.truncate(size)
+        with open(self.path / LOG, "ab", opener=follow_no_link) as file:
+            if file.tell() < size:
+                warnings.warn(f"{self.path / LOG} has lost lines since the checkpoint was written", stacklevel=2)
+            file.truncate(min(size, file.tell()))
+
+    # ------------------------------------------------------------ the record
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        write_atomically(self.path / RESULTS, json.dumps(dict(results), indent=1) + "\n")
+        self.write(RESULTS, json.dumps(dict(results), indent=1) + "\n")
 
     def write_run(self, run: Mapping[str, Any]) -> None:
-        write_atomically(self.path / RUN, json.dumps(dict(run), indent=1) + "\n")
+        self.write(RUN, json.dumps(dict(run), indent=1) + "\n")
+
+    def write(self, name: str, content: str) -> None:
+        with needing_room(self.path):
+            write_atomically(self.path / name, content)
 
     def read_run(self) -> dict[str, Any]:
         """What is known of the run so far; empty for a new one."""
         return _mapping(_json(self.path / RUN), self.path / RUN) if (self.path / RUN).exists() else {}
 
 
+def is_finished(path: Path) -> bool:
+    return (path / RESULTS).exists()
+
+
 def read_config(path: Path) -> dict[str, Any]:
-    return _mapping(read_yaml(_text(path / CONFIG), str(path / CONFIG)), path / CONFIG)
+    return _mapping(read_yaml(_text(path / CONFIG, LARGEST_CONFIG), str(path / CONFIG)), path / CONFIG)
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
@@ -109,6 +189,9 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+# ---------------------------------------------------------------- reading a run
 
 
 @dataclass(frozen=True)
@@ -133,15 +216,16 @@ def _mapping(value: Any, path: Path) -> dict[str, Any]:
     return value
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, largest: int) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return read_file(path, largest).decode()
+    except (OSError, ValueError):
         raise FlashbackError(f"{path.parent} is not a run record: {path.name} is missing or unreadable") from None
 
 
 def _json(path: Path) -> Any:
+    text = _text(path, LARGEST_RECORD)
     try:
-        return json.loads(_text(path))
-    except (json.JSONDecodeError, RecursionError):
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also for numbers with thousands of digits
         raise FlashbackError(f"{path.parent} is not a run record: {path.name} is not valid JSON") from None

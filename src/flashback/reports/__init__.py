@@ -1,0 +1,20 @@
+"""From runs to answers: tables, plots and one page that opens anywhere."""
+
+from flashback.reports.page import html_page
+from flashback.reports.pairings import Pairing, Report, read_report
+from flashback.reports.plots import write_plots
+from flashback.reports.tables import csv_table, latex_tables, markdown_tables
+from flashback.reports.write import FORMATS, write_report
+
+__all__ = [
+    "FORMATS",
+    "Pairing",
+    "Report",
+    "csv_table",
+    "html_page",
+    "latex_tables",
+    "markdown_tables",
+    "read_report",
+    "write_plots",
+    "write_report",
+]

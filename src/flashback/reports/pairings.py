@@ -14,18 +14,9 @@ from flashback.records import RunRecord, differing_keys
 from flashback.records.folder import dotted
 from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
-from flashback.reports.words import ARM_TITLES, OVER_IMAGES, SETTING_TITLES
-from flashback.training.compare import (
-    ARMS,
-    FLASHBACK,
-    HOST,
-    METRICS,
-    Comparison,
-    Row,
-    has_equal_budget,
-    measure_cost,
-    tabulate,
-)
+from flashback.reports.words import ARM_TITLES, OVER_IMAGES, SETTING_TITLES, TITLES
+from flashback.training.compare import METRICS, Comparison, Row, has_equal_budget, measure_cost, tabulate
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
 from flashback.training.evaluation import SETTINGS
 
 NOT_SETTINGS = ("seed", "flashback", "checkpoint")  # may differ between the runs of one arm or of one pairing
@@ -99,10 +90,8 @@ class Pairing:
         budget = self.comparison.budget
         return f"Average accuracy, {SETTING_TITLES[setting]}, {budget}: {verdict(self.row(setting).test)}"
 
-    def over_tasks(self, setting: str) -> PairedTest | None:
+    def over_tasks(self, setting: str) -> PairedTest:
         """The paper's test for oEWC: one pair per task, of average accuracies that are means over seeds."""
-        if len(self.arms) < len(ARMS):
-            return None
         host, flashback = (mean_matrix([run.record for run in self.of(arm)], setting) for arm in ARMS)
         return paired_over_tasks(host, flashback)
 
@@ -132,6 +121,10 @@ class Report:
     @property
     def benchmarks(self) -> list[str]:
         return list(dict.fromkeys(pairing.any_run.benchmark for pairing in self.pairings))
+
+    @property
+    def metrics(self) -> list[str]:
+        return [metric for metric in TITLES if any(metric in pairing.metrics for pairing in self.pairings)]
 
     def over_methods(self, benchmark: str) -> PairedTest | None:
         """The paper's test: one pair per method and setting, of means over seeds; None for a single method."""

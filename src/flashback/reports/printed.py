@@ -13,7 +13,7 @@ import yaml
 from flashback.metrics import paired_over_methods
 from flashback.records.folder import dotted
 from flashback.reports.words import SETTING_TITLES, TITLES
-from flashback.training.compare import ARMS, FLASHBACK, HOST
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
 from flashback.training.evaluation import SETTINGS
 
 
@@ -33,11 +33,10 @@ class Printed:
     rerun: float | None
     gain: float | None
 
-    def is_about(self, benchmark: str, config: Mapping[str, Any]) -> bool:
-        """Whether a run of this configuration is one the value is meant for."""
-        flat = dotted(config)
-        same = (self.benchmark, self.host) == (benchmark, flat.get("host.name"))
-        return same and all(flat.get(key) == value for key, value in self.when.items())
+    def is_about(self, settings: Mapping[str, Any]) -> bool:
+        """Whether a run with these settings is one the value is meant for."""
+        wanted = {"benchmark.name": self.benchmark, "host.name": self.host, **self.when}
+        return all(settings.get(key) == value for key, value in wanted.items())
 
     def text(self, arm: str) -> str:
         """The value as a reader should take it: with its deviation, its mark as quoted, and the own run of that."""
@@ -63,8 +62,9 @@ def printed_tests() -> dict[str, dict[str, float]]:
     return {name: test for name, test in _content()["tests"].items() if name != "where"}
 
 
-def printed_for(benchmark: str, config: Mapping[str, Any]) -> list[Printed]:
-    return [printed for printed in printed_values() if printed.is_about(benchmark, config)]
+def printed_for(config: Mapping[str, Any]) -> list[Printed]:
+    settings = dotted(config)
+    return [printed for printed in printed_values() if printed.is_about(settings)]
 
 
 # ---------------------------------------------------------------- what does not follow from the tables

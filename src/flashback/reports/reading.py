@@ -13,7 +13,7 @@ from flashback.errors import FlashbackError
 from flashback.metrics import summarise
 from flashback.records import RunRecord, read_record
 from flashback.reports.words import OVER_IMAGES
-from flashback.training.compare import FLASHBACK, HOST
+from flashback.training.jobs import FLASHBACK, HOST
 from flashback.training.evaluation import SETTINGS
 
 MARKS = {"config.yaml", "run.json", "results.json"}  # a folder with one of them means to be a run

@@ -51,7 +51,8 @@ def accuracy_band(records: Sequence[RunRecord], setting: str) -> Band:
 
 def mean_matrix(records: Sequence[RunRecord], setting: str) -> Array:
     """The mean accuracy matrix, NaN above the diagonal."""
-    return np.mean([square(record.results[setting]["matrix"]) for record in records], axis=0)
+    matrices = [square(record.results[setting]["matrix"]) for record in records]
+    return np.asarray(np.mean(matrices, axis=0))
 
 
 def square(rows: Sequence[Sequence[float]]) -> Array:
@@ -62,7 +63,7 @@ def square(rows: Sequence[Sequence[float]]) -> Array:
 
 
 def balance(records: Sequence[RunRecord], setting: str) -> tuple[Array, Array]:
-    """Plasticity and stability of each task but the last: its accuracy when new, and how far it then fell from its best.
+    """Plasticity and stability of each task but the last: its accuracy when new, and how far it fell from its best.
 
     The mean over tasks of the second is `metrics.forgetting`.
     """
@@ -86,9 +87,9 @@ def loss_curves(runs: Sequence[Sequence[Epoch]], points: int) -> Losses | None:
     if not values:
         return None
     segments: list[Segment] = []
-    for (task, stage), epochs in spans.items():
+    for (task, stage), length in spans.items():
         start = segments[-1].stop if segments else 0
-        segments.append(Segment(task, stage, start, start + epochs))
+        segments.append(Segment(task, stage, start, start + length))
     names = list(dict.fromkeys(name for epochs in values.values() for epoch in epochs for name in epoch.losses))
     x, rows = [], []
     for segment in segments:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flashback.metrics import PairedTest
-from flashback.training.compare import FLASHBACK, HOST, METRICS
+from flashback.training.compare import METRICS
+from flashback.training.jobs import FLASHBACK, HOST
 
 OVER_IMAGES = {"average_incremental_accuracy_images": True, "last_accuracy_images": True}
 HIGHER_IS_BETTER = METRICS | OVER_IMAGES

@@ -6,27 +6,32 @@ written aside, synced and renamed, the manifest last; so a checkpoint exists who
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
+import re
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from flashback.config import CheckpointConfig
+from flashback.config import CheckpointConfig, build, within
 from flashback.errors import FlashbackError
 from flashback.records import write_atomically
-from flashback.training.trainer import Position, RunState
+from flashback.records.folder import LARGEST_RECORD, NO_ROOM, read_file
+from flashback.training.evaluation import SETTINGS
+from flashback.training.trainer import History, Position, RunState
 
 KEPT = 2  # the last good one, and the one before in case the last is damaged
+MANIFEST = re.compile(r"[0-9]{6,}\.json")
+OWN_FILE = re.compile(r"\.?([0-9]{6,})\.(json|safetensors)(\.part)?")
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
@@ -37,9 +42,11 @@ class Checkpoints:
     """The keeper of a run folder: saves when due, stops when asked, and finds the last good state again."""
 
     def __init__(self, folder: Path, settings: CheckpointConfig, log_size: Callable[[], int] = lambda: 0) -> None:
+        within(not folder.is_symlink(), f"{folder} is a link, and a run writes into its own folder only; remove it")
         self.folder, self.settings, self.log_size = folder, settings, log_size
         self.stopping = threading.Event()
         self.seconds = 0.0  # spent on saving
+        self.damaged: set[str] = set()  # checkpoints found so, by their number
         self._last = time.monotonic()
         self._last_epoch: tuple[int, int, int] = (0, 0, 0)
 
@@ -62,7 +69,7 @@ class Checkpoints:
         try:
             self.write(state)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_ROOM:
                 raise
             warnings.warn(f"no room for a checkpoint in {self.folder}; the run goes on without it", stacklevel=2)
         self._last = time.monotonic()
@@ -74,8 +81,7 @@ class Checkpoints:
 
     def write(self, state: RunState) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        number = max((int(path.stem) for path in self.manifests()), default=0) + 1
-        name = f"{number:06d}"
+        name = f"{1 + max((int(path.stem) for path in self.manifests()), default=0):06d}"
         content = safetensors.torch.save(storable(state.tensors))
         values = {**state.values, "log_bytes": self.log_size()}
         manifest = {"tensors": digest(content), "size": len(content), "values": values}
@@ -86,14 +92,17 @@ class Checkpoints:
             self.tidy()
 
     def tidy(self) -> None:
-        """Remove all but the newest checkpoints, and parts that were never finished."""
-        kept = {path.stem for path in self.manifests()[-KEPT:]}
+        """Remove all but the newest good checkpoints, and parts that were never finished; files of others stay."""
+        good = [path.stem for path in self.manifests() if path.stem not in self.damaged]
         for path in self.folder.iterdir():
-            if path.stem not in kept and path.suffix in (".json", ".safetensors", ".part"):
+            own = OWN_FILE.fullmatch(path.name)
+            if own and (own[3] or own[1] not in good[-KEPT:]) and path.is_file():
                 path.unlink()
 
     def manifests(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("[0-9]*.json") if path.stem.isdigit())
+        """From the oldest to the newest."""
+        found = (path for path in self.folder.glob("*.json") if MANIFEST.fullmatch(path.name) and path.is_file())
+        return sorted(found, key=lambda path: int(path.stem))
 
     def load(self) -> RunState | None:
         """The newest checkpoint that is whole; damaged ones are named in a warning and passed over."""
@@ -101,33 +110,48 @@ class Checkpoints:
             try:
                 return read_checkpoint(manifest)
             except FlashbackError as error:
-                warnings.warn(f"{error}; the one before it is used", stacklevel=2)
+                self.damaged.add(manifest.stem)
+                warnings.warn(f"{error}; it is passed over", stacklevel=2)
+        if self.damaged:
+            warnings.warn(f"no checkpoint in {self.folder} is whole; the run starts from the beginning", stacklevel=2)
         return None
 
     # ------------------------------------------------------------ stopping in good order
 
     @contextmanager
     def stop_on_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM asks for a checkpoint and a stop; the second one quits at once."""
+        """The first SIGINT or SIGTERM asks for a checkpoint and a stop; the second one, of either, quits at once.
+
+        A signal that is ignored stays so: whoever started the process has taken care of it.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        watched = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+        previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in watched}
 
-        def ask(number: int, _: object) -> None:
-            self.stopping.set()
-            signal.signal(number, previous[signal.Signals(number)])
-
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
+        def put_back() -> None:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+        def ask(*_: object) -> None:
+            self.stopping.set()
+            put_back()
 
-def storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        try:
+            for number in watched:
+                signal.signal(number, ask)
+            yield
+        finally:
+            put_back()
+
+
+def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU, contiguous and not sharing memory, as safetensors wants them."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
 
 
 def digest(content: bytes) -> str:
@@ -139,20 +163,44 @@ def digest_of(values: Any) -> str:
 
 
 def read_checkpoint(manifest: Path) -> RunState:
-    """Read one checkpoint and check it against its manifest before anything is taken from it."""
+    """Read one checkpoint and check it against its manifest before anything is taken from it.
+
+    A disk that cannot be read, or too little memory, is no damage: those errors pass, and no checkpoint is given up.
+    """
     damaged = FlashbackError(f"the checkpoint {manifest} is cut short or altered")
+    tensors = manifest.with_suffix(".safetensors")
     try:
-        # Through JSON once more, so that the digest is taken of the same text that was written.
-        document = json.loads(manifest.read_text(encoding="utf-8"))
+        document = json.loads(read_file(manifest, LARGEST_RECORD))
         claimed = document.pop("digest")
-        if digest_of(document) != claimed:
+        if digest_of(document) != claimed or tensors.stat().st_size != document["size"]:
             raise damaged
-        path = manifest.with_suffix(".safetensors")
-        if path.stat().st_size != document["size"]:
-            raise damaged
-        content = path.read_bytes()
+        content = read_file(tensors, document["size"])
         if digest(content) != document["tensors"]:
             raise damaged
+        check_values(document["values"])
         return RunState(safetensors.torch.load(content), document["values"])
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, safetensors.SafetensorError):
+    except FileNotFoundError:
         raise damaged from None
+    except (OSError, MemoryError):
+        raise
+    except Exception:  # a decoder of damaged input raises nearly every kind
+        raise damaged from None
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Refuse values of another shape than the trainer gave them."""
+    position, history = build(Position, values["position"]), build(History, values["history"])
+    numbers = [position.task, position.stage, position.epoch, position.step, values["log_bytes"]]
+    settings = [
+        set(measured) for part in (history.matrices, history.zero_shot, history.untrained) for measured in part.values()
+    ]
+    matrices = [matrix for measured in history.matrices.values() for matrix in measured.values()]
+    entries = [tuple(type(entry[key]) for key in ("task", "stage", "steps", "images")) for entry in history.budget]
+    within(
+        all(type(number) is int and number >= 0 for number in numbers)
+        and all(names == set(SETTINGS) for names in settings)
+        and all([len(row) for row in matrix] == list(range(1, position.task + 1)) for matrix in matrices)
+        and all(entry == (int, str, int, int) for entry in entries)
+        and (bool(entries) or not position.begun),
+        "the values of the checkpoint are not those of a run",
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,18 +11,15 @@ from typing import Any
 import torch
 
 from flashback.config import to_dict, within
-from flashback.errors import FlashbackError
-from flashback.hosts.outside import find_hosts, in_one_line
+from flashback.hosts.outside import find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, verdict
 from flashback.recipes import config_from_dict, configure
-from flashback.records import RunRecord, differing_keys, read_config, read_record, write_atomically
-from flashback.training.checkpoints import Interrupted
+from flashback.records import RunRecord, differing_keys, make_folder, read_record, write_atomically
 from flashback.training.evaluation import SETTINGS
-from flashback.training.processes import run_in_processes
-from flashback.training.run import build_method, open_benchmark, run, select_device
+from flashback.training.jobs import ARMS, FLASHBACK, HOST, Job, Place, carry_out, is_finished
+from flashback.training.run import build_method, open_benchmark, select_device
 from flashback.training.trainer import Observer
 
-ARMS = HOST, FLASHBACK = "host", "flashback"
 METRICS = {  # what is compared, and whether more of it is better
     "average_accuracy": True,
     "average_incremental_accuracy": True,
@@ -34,31 +30,6 @@ METRICS = {  # what is compared, and whether more of it is better
     "new_task_accuracy": True,
     "mean_new_task_accuracy": True,
 }
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the runs of a comparison find what they need."""
-
-    data: str | Path | None
-    device: str
-    threads: int
-    host_file: str | Path | None
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a comparison. The configuration is a plain mapping: it travels to other processes as it is."""
-
-    arm: str
-    seed: int
-    config: dict[str, Any]
-    folder: Path
-    place: Place
-
-    @property
-    def name(self) -> str:
-        return f"{self.arm}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -160,65 +131,6 @@ def rehearse(jobs: Sequence[Job]) -> str:
     for config in configs:
         build_method(config, benchmark, jobs[0].place.device)
     return benchmark.checksum
-
-
-def is_finished(job: Job, checksum: str) -> bool:
-    """Whether the folder of a job holds its finished run; a run of anything else there is an error."""
-    if not (job.folder / "config.yaml").exists():
-        return False
-    differing = differing_keys(read_config(job.folder), job.config, ignored=["checkpoint"])
-    if differing:
-        raise FlashbackError(
-            f"{job.folder} holds a run of another configuration (differs in {', '.join(differing)}); "
-            "choose another --out"
-        )
-    if not (job.folder / "results.json").exists():
-        return False
-    if read_record(job.folder).run.get("data_checksum") != checksum:
-        raise FlashbackError(f"{job.folder} holds a run on other data; choose another --out")
-    return True
-
-
-def make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise FlashbackError(f"--out {path}: cannot be used as a folder ({problem.strerror})") from None
-
-
-# ---------------------------------------------------------------- running
-
-
-def carry_out(jobs: Sequence[Job], count: int, watch: Callable[[str], Observer]) -> dict[str, str]:
-    """Run all jobs; returns what went wrong by the name of the run."""
-    if count > 1 and len(jobs) > 1:
-        problems = run_in_processes({job.name: job for job in jobs}, count, attempt_alone, watch)
-    else:
-        problems = {job.name: attempt(job, watch(job.name)) for job in jobs}
-    return {name: problem for name, problem in problems.items() if problem is not None}
-
-
-def attempt(job: Job, observer: Observer) -> str | None:
-    """One run. A failure is returned and does not stop the others; a bug leaves its traceback in the folder."""
-    try:
-        config, place = config_from_dict(job.config), job.place
-        run(config, out=job.folder, data=place.data, device=place.device, observers=[observer])
-    except Interrupted:
-        raise
-    except FlashbackError as error:
-        return str(error)
-    except Exception as problem:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        (job.folder / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
-        return f"{in_one_line(problem)} (see {job.folder / 'failure.txt'})"
-    return None
-
-
-def attempt_alone(job: Job, observer: Observer) -> str | None:
-    """`attempt` in a process that has just started."""
-    torch.set_num_threads(job.place.threads)
-    find_hosts(job.place.host_file)
-    return attempt(job, observer)
 
 
 # ---------------------------------------------------------------- the answer

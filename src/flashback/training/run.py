@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -15,13 +16,13 @@ from typing import Any
 import torch
 
 from flashback.benchmarks import Benchmark, load_benchmark
-from flashback.config import RunConfig, TrainingConfig, to_dict
+from flashback.config import RunConfig, TrainingConfig, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import find_hosts
 from flashback.plugin import Flashback
 from flashback.recipes import config_from_dict, configure
-from flashback.records import RunFolder, read_config
+from flashback.records import RunFolder, differing_keys, is_finished, read_config
 from flashback.training.checkpoints import Checkpoints
 from flashback.training.trainer import History, Observer, Trainer, TrainingResult
 
@@ -63,7 +64,8 @@ def build_host(
     if isinstance(config, str):
         find_hosts()
         config = configure(config, benchmark.name, settings=dotted_keys(HOSTS[config], settings))
-    host = HOSTS[config.host.name](config, benchmark, torch.device(device))
+    with saying_what_to_lower():
+        host = HOSTS[config.host.name](config, benchmark, torch.device(device))
     host.check()
     return host
 
@@ -115,7 +117,7 @@ def _run_in_folder(
 ) -> TrainingResult:
     host = method.host
     facts = describe(host.config, benchmark, host.device, precision)
-    check_same_data(folder, facts)
+    facts["changed_on_resume"] = compare_surroundings(folder, facts)
     folder.write_run(facts)
     checkpoints = Checkpoints(folder.path / "checkpoint", host.config.checkpoint, folder.log_size)
     trainer = Trainer(method, benchmark, [folder.log, *observers], checkpoints, precision)
@@ -132,23 +134,49 @@ def _run_in_folder(
 
 def resume(path: str | Path, **options: Any) -> TrainingResult:
     """Go on with the unfinished run of a folder, by what the folder holds alone."""
-    return run(config_from_dict(read_config(Path(path))), out=path, **options)
+    config = config_from_dict(read_config(Path(path)))
+    within(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to go on with")
+    return run(config, out=path, **options)
 
 
 @contextmanager
 def saying_what_to_lower() -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
+            raise
         raise FlashbackError(
-            "the device has run out of memory; lower training.batch_size or training.evaluation_batch"
+            "the device has run out of memory; lower training.batch_size or training.evaluation_batch, "
+            "or what the host keeps"
         ) from None
 
 
-def check_same_data(folder: RunFolder, facts: dict[str, Any]) -> None:
-    before = folder.read_run().get("data_checksum")
-    if before is not None and before != facts["data_checksum"]:
-        raise FlashbackError(f"the data has changed since the run in {folder.path} began; start a new run")
+def is_lack_of_memory(error: Exception) -> bool:
+    """Only CUDA's allocator has an exception of its own; the others are known by what they say."""
+    words = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Storage size calculation overflowed")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
+
+
+def compare_surroundings(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
+    """Refuse other data and another kind of device; return what else differs from earlier parts of the run."""
+    before = folder.read_run()
+    for key, sentence in (
+        ("data_checksum", "the data has changed since the run in {} began; start a new run"),
+        ("device_type", "the run in {} began on another kind of device; give --device {}"),
+    ):
+        if before.get(key, facts[key]) != facts[key]:
+            raise FlashbackError(sentence.format(folder.path, before[key]))
+    known = before.get("must_match")
+    differing = differing_keys(known, facts["must_match"]) if isinstance(known, dict) else []
+    if differing:
+        warnings.warn(
+            f"the run in {folder.path} goes on in other surroundings ({', '.join(differing)}), so it may end otherwise "
+            "than it would have",
+            stacklevel=2,
+        )
+    earlier = before.get("changed_on_resume")
+    return sorted({*differing, *(map(str, earlier) if isinstance(earlier, list) else ())})
 
 
 def prepare_device(config: RunConfig, device: torch.device, precision: str) -> None:
@@ -177,6 +205,7 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
         "task_sizes": list(benchmark.sizes),
         "data_checksum": benchmark.checksum,
         "device": name,
+        "device_type": device.type,
         "precision": precision,
         "deterministic": device.type == "cpu" or not config.fast,
         "must_match": {"device": name, "precision": precision, "threads": torch.get_num_threads(), **versions()},

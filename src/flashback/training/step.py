@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashback.batches import Batch, Stream
 from flashback.errors import FlashbackError
-from flashback.hosts.base import Host
+from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
 
 
@@ -79,10 +79,11 @@ class TrainingStep:
         return torch.autocast(self.host.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def accumulate(self, terms: Mapping[str, Tensor], total: Tensor, images: int) -> None:
+        over = self.finite == 0  # after the first step that was not finite: its terms alone are to show why
         for name, value in terms.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), device=self.host.device)
-            self.sums[name] += value.detach() * images
+            self.sums[name].add_(value.detach().masked_fill(over, 0.0), alpha=images)
         self.finite *= torch.isfinite(total)
         self.finite_steps += self.finite
 
@@ -93,14 +94,17 @@ class TrainingStep:
             value.zero_()
         return means
 
-    def check_finite(self, where: str) -> None:
-        """Refuse to go on, or to be saved, once a loss was not a number."""
+    def check_finite(self, epoch: int) -> None:
+        """Refuse to go on, or to be saved, once a loss was not a number, or a step has left weights that are none."""
+        where = f"in {self.stage.name} of task {self.host.task.index + 1}, epoch {epoch + 1}"
         if not float(self.finite):
             broken = [name for name, value in self.sums.items() if not math.isfinite(float(value))]
             raise FlashbackError(
-                f"the loss is not finite any more: {' and '.join(broken) or 'the total'} in {where}, "
+                f"the loss is not finite any more: {' and '.join(broken) or 'the total'} {where}, "
                 f"step {int(self.finite_steps) + 1}; lower training.lr"
             )
+        if not bool(torch.stack([parameter.isfinite().all() for parameter in self.stage.parameters()]).all()):
+            raise FlashbackError(f"the weights are not finite any more {where}; lower training.lr")
 
     def state(self) -> dict[str, Tensor]:
         """Momentum and unread sums, for a checkpoint."""
@@ -112,13 +116,11 @@ class TrainingStep:
         counts = {"finite": self.finite, "finite_steps": self.finite_steps}
         return momentum | counts | {f"sums.{name}": value for name, value in self.sums.items()}
 
-    @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in state.items():
+        for name in state:
             if name.startswith("sums."):
-                self.sums[name.removeprefix("sums.")] = tensor.to(self.host.device, copy=True)
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])
+                self.sums[name.removeprefix("sums.")] = torch.zeros((), device=self.host.device)
+        copy_tensors(self.state(), state)
 
 
 def total_loss(terms: Mapping[str, Tensor]) -> Tensor:

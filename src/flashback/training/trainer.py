@@ -13,7 +13,7 @@ from torch import Tensor
 from flashback.batches import Stream, fetch
 from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
-from flashback.hosts.base import Host
+from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.metrics import summarise
 from flashback.plugin import Flashback
@@ -200,7 +200,7 @@ class Trainer:
             spent["steps"] += 1
             spent["images"] += len(indices)
             self.move(replace(self.position, epoch=epoch, step=self.position.step + 1))
-        self.step.check_finite(f"{stage.name} of task {self.host.task.index + 1}, epoch {epoch + 1}")
+        self.step.check_finite(epoch)
         terms = self.step.read_means(len(stream))  # waits for the device, so the clock tells the truth
         prepared = self.step.preparation_seconds - preparing
         self.history.training_seconds += time.monotonic() - began - prepared
@@ -236,8 +236,7 @@ class Trainer:
 
     def state(self) -> RunState:
         if self.step is not None:
-            where = f"task {self.position.task + 1}, epoch {self.position.epoch + 1}"
-            self.step.check_finite(where)
+            self.step.check_finite(self.position.epoch)
         now = time.monotonic()
         self.history.seconds += now - self._clock
         self._clock = now
@@ -262,25 +261,21 @@ class Trainer:
                 stages = stages[: self.position.stage + self.position.begun]
             for stage in stages:
                 self.allocate(stage)
-        self._copy_into_host(select(state.tensors, "host"))
+        copy_tensors(self.host.state_dict(), select(state.tensors, "host"))
+        self.host.refresh()
         self.method.load_own_state(select(state.tensors, "method"))
         self._resumed = state
-
-    def _copy_into_host(self, saved: Mapping[str, Tensor]) -> None:
-        own = self.host.state_dict()
-        if own.keys() != saved.keys():
-            raise FlashbackError("the checkpoint does not fit this host: it holds other tensors; start a new run")
-        for name, tensor in own.items():
-            if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
-                raise FlashbackError(f"the checkpoint does not fit this host: {name} has another shape or type")
-            tensor.copy_(saved[name])
-        self.host.refresh()
 
     def take_over_step(self) -> None:
         assert self._resumed is not None
         assert self.step is not None
         self.step.load(select(self._resumed.tensors, "step"))
-        self.host.generator.set_state(self._resumed.tensors["random.generator"].cpu())
+        generator = {"generator": self.host.generator.get_state()}
+        copy_tensors(generator, select(self._resumed.tensors, "random"))
+        try:
+            self.host.generator.set_state(generator["generator"])
+        except RuntimeError:
+            raise FlashbackError("the checkpoint does not hold the state of a random generator") from None
         self._resumed = None
 
 

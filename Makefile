@@ -1,0 +1,54 @@
+# Two commands do everything on a machine that has Python (3.11 to 3.13) and make: `make demo` and `make test`.
+# Each makes an environment in .venv first; PYTHON=/path/to/python chooses the interpreter.
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo   compare iCaRL with and without flashbacks on a small benchmark: three seeds, a few minutes"
+	@echo "make test   run all tests"
+	@echo "make lint   check style and types"
+	@echo "make clean  remove .venv and the runs of the demo"
+
+demo: $(INSTALLED)
+	@rm -rf runs/demo
+	@$(BIN)/flashback compare icarl --benchmark split-fashion-mini --seeds 3 --jobs 2 --out runs/demo
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:
+	rm -rf .venv runs/demo
+
+define INSTALL
+fail() { echo "error: $$1" >&2; exit 1; }
+for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python); do
+  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+    python="$$candidate"
+    break
+  fi
+done
+[ -n "$$python" ] || fail "Python 3.11, 3.12 or 3.13 is missing; install one, or name it: make PYTHON=/path/to/python"
+"$$python" -c 'import ensurepip, venv' 2>/dev/null ||
+  fail "$$python lacks the venv module; install it (Debian and Ubuntu: apt install python3-venv)"
+if ! $(BIN)/python -c '' 2>/dev/null; then
+  "$$python" -m venv --clear .venv || fail "$$python could not make an environment in .venv"
+fi
+echo "installing into .venv ..."
+$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' >.venv/install.log 2>&1 ||
+  fail "the packages could not be installed: is there a network connection, or a package index? (.venv/install.log)"
+touch $(INSTALLED)
+endef
+export INSTALL
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@sh -c "$$INSTALL"

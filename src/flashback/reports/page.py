@@ -1,0 +1,250 @@
+"""The report as one HTML file that opens anywhere, asks no server for anything, and reads without colour."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from flashback.reports.evidence import budget, paper, runs, statistics
+from flashback.reports.markup import Html, element, embedded_json, join, note, row, scrolling, table
+from flashback.reports.pairings import Pairing, Report
+from flashback.reports.payload import payload
+from flashback.reports.words import (
+    ARM_TITLES,
+    HIGHER_IS_BETTER,
+    SETTING_TITLES,
+    SIGNIFICANT,
+    TITLES,
+    direction,
+    interval,
+    number,
+    plural,
+    probability,
+    spread,
+)
+from flashback.training.compare import ARMS, Row
+from flashback.training.evaluation import SETTINGS
+
+HERE = Path(__file__).parent
+
+
+def html_page(report: Report) -> str:
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    parts = {
+        "title": join(["Flashback report: ", ", ".join(report.benchmarks)]),
+        "style": style,
+        "style_hash": checksum(style),
+        "script": script,
+        "script_hash": checksum(script),
+        "body": body(report),
+        "data": embedded_json(payload(report)),
+    }
+    template = (HERE / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def checksum(text: str) -> str:
+    """By which the page's policy allows this one script and this one style, and nothing else."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def body(report: Report) -> Html:
+    made = {
+        "Answers": answers(report),
+        "Results": results(report),
+        "Details": details(report),
+        "Budget": budget(report),
+        "Statistics": statistics(report),
+        "The paper": paper(report),
+        "Runs": runs(report),
+    }
+    shown = {title: content for title, content in made.items() if content}
+    links = [element("a", title, href=f"#{anchor(title)}") for title in shown]
+    sections = [element("section", element("h2", title), made[title], id=anchor(title)) for title in shown]
+    navigation = element("div", setting_tabs(), element("nav", *links, aria_label="Sections"))
+    return join([masthead(report), element("div", navigation, class_="bar"), element("main", *sections, id="report")])
+
+
+def anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def masthead(report: Report) -> Html:
+    pairs = sum(len(pairing.arms) == len(ARMS) for pairing in report.pairings)
+    counts = f"{plural(len(report.runs), 'finished run')}, {plural(pairs, 'comparison')}"
+    return element(
+        "header",
+        element("h1", "Does flashback help?"),
+        element("p", f"{counts} on {', '.join(report.benchmarks)}", class_="soft"),
+        element("noscript", element("p", "The charts need JavaScript; the tables are complete without it.")),
+        class_="masthead",
+    )
+
+
+def setting_tabs() -> Html:
+    first = SETTINGS[0]
+    tabs = [
+        element(
+            "button",
+            SETTING_TITLES[setting],
+            type="button",
+            role="tab",
+            data_setting=setting,
+            aria_selected="true" if setting == first else "false",
+            aria_controls="report",
+            tabindex="0" if setting == first else "-1",
+        )
+        for setting in SETTINGS
+    ]
+    return element("div", *tabs, role="tablist", aria_label="Setting")
+
+
+# ---------------------------------------------------------------- the answers
+
+
+def answers(report: Report) -> Html:
+    return element("ol", *(answer(pairing, index) for index, pairing in enumerate(report.pairings)), class_="answers")
+
+
+def answer(pairing: Pairing, index: int) -> Html:
+    words = element(
+        "div",
+        element("h3", pairing.name),
+        *badges(pairing),
+        *(element("p", pairing.answer(setting), data_of=setting) for setting in SETTINGS),
+        element("button", "Show its charts", type="button", data_pairing=str(index)),
+    )
+    return element("li", words, element("div", class_="strip"), class_="card answer")
+
+
+def badges(pairing: Pairing) -> list[Html]:
+    """What a reader in a hurry should not miss."""
+    if len(pairing.arms) < len(ARMS):
+        return [badge(f"{ARM_TITLES[pairing.arms[0]]} only")]
+    comparison = pairing.comparison
+    found = [
+        element("span", conclusion(pairing, setting), class_="badge verdict", data_of=setting) for setting in SETTINGS
+    ]
+    found.append(badge(comparison.budget, warn=not comparison.equal_budget))
+    found.append(badge(plural(pairing.row(SETTINGS[0]).test.pairs, "pair")))
+    found.append(badge(f"recipe {comparison.recipe}"))
+    if comparison.differing_settings:
+        found.append(badge("settings of the host differ", warn=True))
+    if comparison.differing_surroundings:
+        found.append(badge("runs not made alike", warn=True))
+    return found
+
+
+def badge(text: str, warn: bool = False) -> Html:
+    return element("span", text, class_="badge warn" if warn else "badge")
+
+
+def conclusion(pairing: Pairing, setting: str) -> str:
+    test = pairing.row(setting).test
+    if test.p is None:
+        return "? no test possible"
+    if test.p >= SIGNIFICANT:
+        return "= no significant difference"
+    return "▲ better" if (test.difference or 0) > 0 else "▼ worse"
+
+
+# ---------------------------------------------------------------- the table
+
+
+def results(report: Report) -> Html:
+    choices = [element("option", "all metrics", value="")]
+    choices += [element("option", ", ".join(TITLES[metric]), value=metric) for metric in report.metrics]
+    rows = {
+        setting: [
+            result_row(pairing, pairing.row(setting, metric))
+            for pairing in report.pairings
+            for metric in pairing.metrics
+        ]
+        for setting in SETTINGS
+    }
+    columns = ("method", "metric", "host", "with flashback", "difference", "95 % interval", "p", "pairs")
+    choice = element("label", "Show ", element("select", *choices, id="metric"))
+    return join(
+        [
+            element("div", choice, class_="controls"),
+            table(columns, rows, texts=2, title="Results", name="results-table"),
+            note(
+                "Mean ± sample deviation over seeds, in percent. Difference, interval and p: paired t-test by seed. "
+                "▲ better and ▼ worse with flashback; bold where p < 0.05. The arrow beside a metric says which way is "
+                "better. SPR is forgetting in percent of the accuracy on the last task, so read it together with NTA."
+            ),
+        ]
+    )
+
+
+def result_row(pairing: Pairing, found: Row) -> Html:
+    test, (short, long) = found.test, TITLES[found.metric]
+    better = "↑" if HIGHER_IS_BETTER[found.metric] else "↓"
+    sure = "sure" if test.p is not None and test.p < SIGNIFICANT else ""
+    kind = " ".join(f"n {direction(found.metric, test.difference)} {sure}".split())
+    numbers = [
+        *(spread(found.mean[arm], found.deviation[arm]) for arm in ARMS),
+        element("td", number(test.difference, "+.2f"), class_=kind),
+        interval(test),
+        probability(test.p),
+        str(test.pairs),
+    ]
+    return row(pairing.name, [f"{short} {better}"], numbers, data_metric=found.metric, title=long)
+
+
+# ---------------------------------------------------------------- charts, which the page draws from its data
+
+
+def details(report: Report) -> Html:
+    options = [element("option", pairing.name, value=str(k)) for k, pairing in enumerate(report.pairings)]
+    charts = [
+        figure(
+            "curve",
+            "Accuracy while learning",
+            "Average accuracy over the tasks learned so far; bands from the lowest to the highest seed.",
+        ),
+        figure(
+            "balance",
+            "Stability against plasticity",
+            "Every task but the last: further right is learned better, further down is kept better.",
+        ),
+        figure("matrices", "Accuracy on every task after every task", "Mean over seeds, in percent.", wide=True),
+        figure(
+            "losses",
+            "Loss terms",
+            "As descended, weights included; mean over seeds. Thin lines divide tasks. Phase 1 is shaded; at the dashed "
+            "line the model flashes back to where it stood, and phase 2 begins.",
+            wide=True,
+        ),
+        *(
+            figure(
+                f"similarity {index}",
+                f"Similarity of representations: {similarity.name}",
+                "Linear CKA with a jointly trained reference; higher is closer to having learned everything at once.",
+                wide=True,
+            )
+            for index, similarity in enumerate(report.similarities)
+        ),
+    ]
+    choice = element("label", "Method ", element("select", *options, id="pairing"))
+    return join([element("div", choice, class_="controls"), element("div", *charts, config_card(), class_="grid")])
+
+
+def figure(kind: str, title: str, caption: str, wide: bool = False) -> Html:
+    head = element("figcaption", element("h3", title), element("p", caption))
+    plot = element("div", class_="plot", data_draw=kind)
+    return element("figure", head, plot, class_="card wide" if wide else "card")
+
+
+def config_card() -> Html:
+    box = Html('<input type="checkbox" id="differences" checked>')
+    choice = element("label", box, " only what differs between the arms")
+    return element(
+        "div",
+        element("h3", "Settings"),
+        element("div", choice, class_="controls"),
+        scrolling("Settings", class_="wrap", data_draw="config"),
+        class_="card wide",
+    )

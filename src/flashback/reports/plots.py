@@ -1,0 +1,232 @@
+"""The charts of a report as files for papers: each as PNG and as PDF, drawn without a display."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashback.plugin import PHASE_1
+from flashback.reports.pairings import Pairing, Report
+from flashback.reports.reading import Similarity
+from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_matrix
+from flashback.reports.words import ARM_TITLES, SETTING_TITLES
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
+from flashback.training.evaluation import SETTINGS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by everyone; dashes and markers say the same once more.
+LOOKS: dict[str, dict[str, Any]] = {
+    HOST: {"color": "#0072B2", "linestyle": "--", "marker": "o", "markerfacecolor": "white"},
+    FLASHBACK: {"color": "#D55E00", "linestyle": "-", "marker": "s"},
+}
+TERM_COLOURS = ("#1b1f26", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#E69F00")
+TERM_DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 3)))
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 160},
+    "pdf": {"metadata": {"CreationDate": None}},
+}  # the same runs give the same files
+POINTS = 600
+
+
+def write_plots(report: Report, folder: Path) -> list[Path]:
+    """Every chart of every pairing; returns the files written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    taken: set[str] = set()
+
+    def save(figure: Figure | None, name: str) -> None:
+        if figure is not None:
+            stem = file_name(name, taken)
+            for suffix, options in FORMATS.items():
+                written.append(folder / f"{stem}.{suffix}")
+                figure.savefig(written[-1], bbox_inches="tight", **options)
+
+    for setting in SETTINGS:
+        save(plot_answers(report, setting), f"answers {setting}")
+    for pairing in report.pairings:
+        for setting in SETTINGS:
+            for kind, plot in BY_SETTING.items():
+                save(plot(pairing, setting), f"{pairing.name} {kind} {setting}")
+        save(plot_losses(pairing), f"{pairing.name} losses")
+        save(plot_budget(pairing), f"{pairing.name} budget")
+    for similarity in report.similarities:
+        save(plot_similarity(similarity), f"{similarity.name} cka")
+    return written
+
+
+def file_name(text: str, taken: set[str]) -> str:
+    """Letters, digits and dashes alone, whatever the names in the records; none twice."""
+    stem = base = re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-.")[:120] or "plot"
+    count = 1
+    while stem in taken:
+        count += 1
+        stem = f"{base}-{count}"
+    taken.add(stem)
+    return stem
+
+
+def new_figure(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
+
+
+def shown(text: str) -> str:
+    """Dollars in a name are dollars, not mathematics."""
+    return text.replace("$", r"\$")
+
+
+# ---------------------------------------------------------------- the charts
+
+
+def plot_answers(report: Report, setting: str) -> Figure | None:
+    """The difference in average accuracy of every pairing, with its 95 % interval."""
+    tests = [(pairing.name, pairing.row(setting).test) for pairing in report.pairings]
+    tests = [(name, test) for name, test in tests if test.difference is not None]
+    if not tests:
+        return None
+    figure, (axes,) = new_figure(6.5, 1.2 + 0.34 * len(tests))
+    axes.axvline(0, color="0.6", linewidth=1)
+    for k, (_, test) in enumerate(tests):
+        if test.low is not None and test.high is not None:
+            axes.plot([test.low, test.high], [k, k], color=LOOKS[FLASHBACK]["color"])
+        axes.plot([test.difference], [k], "s", color=LOOKS[FLASHBACK]["color"])
+    axes.set_yticks(range(len(tests)), [shown(name) for name, _ in tests])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"average accuracy, flashback − host ({SETTING_TITLES[setting]}, 95 % interval)")
+    return figure
+
+
+def plot_curve(pairing: Pairing, setting: str) -> Figure:
+    figure, (axes,) = new_figure(5, 3.4)
+    steps = np.arange(1, pairing.tasks + 1)
+    for arm in pairing.arms:
+        band = accuracy_band([run.record for run in pairing.of(arm)], setting)
+        axes.fill_between(steps, band.low, band.high, color=LOOKS[arm]["color"], alpha=0.18, linewidth=0)
+        axes.plot(steps, band.mean, label=ARM_TITLES[arm], **LOOKS[arm])
+    axes.set(xlabel="tasks learned", ylabel=f"average accuracy, % ({SETTING_TITLES[setting]})")
+    axes.set_title(shown(pairing.name), fontsize="medium")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def plot_matrices(pairing: Pairing, setting: str) -> Figure:
+    matrices = {arm: mean_matrix([run.record for run in pairing.of(arm)], setting) for arm in pairing.arms}
+    figure, axes = new_figure(4 * (len(matrices) + (len(matrices) == len(ARMS))), 3.6, 3 if len(matrices) > 1 else 1)
+    for own, (arm, matrix) in zip(axes, matrices.items(), strict=False):
+        image = own.imshow(matrix, vmin=0, vmax=100, cmap="cividis")
+        own.set_title(ARM_TITLES[arm], fontsize="medium")
+        figure.colorbar(image, ax=own, shrink=0.8)
+    if len(matrices) == len(ARMS):
+        difference = matrices[FLASHBACK] - matrices[HOST]
+        most = max(1.0, float(np.nanmax(np.abs(difference))))
+        image = axes[-1].imshow(difference, vmin=-most, vmax=most, cmap="PuOr_r")
+        axes[-1].set_title("flashback − host", fontsize="medium")
+        figure.colorbar(image, ax=axes[-1], shrink=0.8)
+    ticks = np.unique(np.linspace(0, pairing.tasks - 1, min(pairing.tasks, 10)).round().astype(int))
+    for own in axes:
+        own.set_xticks(ticks, [str(tick + 1) for tick in ticks])
+        own.set_yticks(ticks, [str(tick + 1) for tick in ticks])
+        own.set(xlabel="accuracy on task", ylabel="after task")
+    figure.suptitle(shown(f"{pairing.name}, {SETTING_TITLES[setting]}"), fontsize="medium")
+    return figure
+
+
+def plot_balance(pairing: Pairing, setting: str) -> Figure | None:
+    if pairing.tasks < 2:
+        return None
+    figure, (axes,) = new_figure(4.4, 3.6)
+    points = {arm: balance([run.record for run in pairing.of(arm)], setting) for arm in pairing.arms}
+    if len(points) == len(ARMS):
+        for x, y in zip(*(np.stack([points[arm][k] for arm in ARMS], axis=1) for k in (0, 1)), strict=True):
+            axes.plot(x, y, color="0.7", linewidth=1, zorder=0)
+    for arm, (learned, forgotten) in points.items():
+        axes.plot(learned, forgotten, label=ARM_TITLES[arm], **LOOKS[arm] | {"linestyle": "none"})
+    for task, (x, y) in enumerate(zip(*points[pairing.arms[-1]], strict=True)):
+        axes.annotate(str(task + 1), (x, y), xytext=(5, -4), textcoords="offset points", fontsize="small")
+    axes.set(xlabel="accuracy when new, % (plasticity)", ylabel="forgetting, %")
+    axes.set_title(shown(f"{pairing.name}, {SETTING_TITLES[setting]}"), fontsize="medium")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+BY_SETTING: dict[str, Callable[[Pairing, str], Figure | None]] = {
+    "accuracy": plot_curve,
+    "matrices": plot_matrices,
+    "balance": plot_balance,
+}
+
+
+def plot_losses(pairing: Pairing) -> Figure | None:
+    curves = {arm: loss_curves([run.epochs for run in pairing.of(arm)], POINTS) for arm in pairing.arms}
+    known: dict[str, Losses] = {arm: curve for arm, curve in curves.items() if curve is not None}
+    if not known:
+        return None
+    figure, axes = new_figure(4.6 * len(known), 3.4, len(known), sharey=True)
+    names = list(dict.fromkeys(name for curve in known.values() for name in curve.terms))
+    lowest = min(float(np.nanmin(values)) for curve in known.values() for values in curve.terms.values())
+    for own, (arm, curve) in zip(axes, known.items(), strict=True):
+        draw_stages(own, curve)
+        for k, name in enumerate(names):
+            if name in curve.terms:
+                look = {"color": TERM_COLOURS[k % 6], "linestyle": TERM_DASHES[k % 6]}
+                own.plot(curve.x, curve.terms[name], marker=".", markersize=3, label=shown(name), **look)
+        own.set(xlabel="epochs of the whole run", title=ARM_TITLES[arm], yscale="log" if lowest > 0 else "linear")
+    axes[0].set_ylabel("loss")
+    axes[-1].legend(fontsize="small")
+    figure.suptitle(shown(pairing.name), fontsize="medium")
+    return figure
+
+
+def draw_stages(axes: Any, curve: Losses) -> None:
+    """Tasks divided by thin lines, phase 1 shaded, the flashback a dashed line."""
+    for before, segment in zip([None, *curve.segments], curve.segments, strict=False):
+        if segment.stage == PHASE_1:
+            axes.axvspan(segment.start, segment.stop, color="0.9", linewidth=0)
+        if before is not None:
+            same = before.task == segment.task
+            axes.axvline(segment.start, color="0.3" if same else "0.8", linestyle="--" if same else "-", linewidth=0.8)
+
+
+def plot_budget(pairing: Pairing) -> Figure:
+    costs = pairing.comparison.cost
+    quantities: dict[str, dict[str, float | None]] = {
+        "optimiser steps": {arm: cost.steps for arm, cost in costs.items()},
+        "images": {arm: cost.images for arm, cost in costs.items()},
+        "seconds": {arm: cost.seconds for arm, cost in costs.items()},
+        "stable knowledge, bytes": {arm: cost.bytes.get("stable", 0) for arm, cost in costs.items()},
+        "plastic knowledge, bytes": {arm: cost.bytes.get("plastic", 0) for arm, cost in costs.items()},
+    }
+    figure, axes = new_figure(11, 2.6, len(quantities))
+    for own, (title, values) in zip(axes, quantities.items(), strict=True):
+        for arm, value in values.items():
+            own.bar(arm, value or 0, color=LOOKS[arm]["color"], hatch="//" if arm == HOST else None, edgecolor="white")
+        own.set_title(title, fontsize="small")
+    figure.suptitle(shown(f"{pairing.name}: {pairing.comparison.budget}"), fontsize="medium")
+    return figure
+
+
+def plot_similarity(similarity: Similarity) -> Figure:
+    figure, axes = new_figure(9, 3.2, 2, sharey=True)
+    for own, images in zip(axes, similarity.values, strict=True):
+        for k, (arm, values) in enumerate(similarity.values[images].items()):
+            places = np.arange(len(values)) + 0.36 * (k - 0.5)
+            hatch = "//" if arm == HOST else None
+            own.bar(
+                places, values, 0.34, color=LOOKS[arm]["color"], hatch=hatch, edgecolor="white", label=ARM_TITLES[arm]
+            )
+        own.set_xticks(range(len(similarity.layers)), map(shown, similarity.layers), fontsize="small")
+        own.set(title=f"{images} images", ylim=(0, 1))
+    axes[0].set_ylabel("linear CKA with the reference")
+    axes[0].legend(fontsize="small")
+    return figure

@@ -1,0 +1,172 @@
+"""The results as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+
+from flashback.reports.pairings import Pairing, Report
+from flashback.reports.printed import inconsistencies, printed_for
+from flashback.reports.words import ABSENT, ARM_TITLES, HIGHER_IS_BETTER, SETTING_TITLES, TITLES, number, spread
+from flashback.reports.words import probability as p_value
+from flashback.training.compare import Row
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
+from flashback.training.evaluation import SETTINGS
+
+LATEX_SPECIALS = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "–": "--", "|": r"\textbar{}",
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def markdown_tables(report: Report) -> str:
+    lines = ["# Does flashback help?", ""]
+    for setting in SETTINGS:
+        lines += [f"## {SETTING_TITLES[setting].capitalize()}", ""]
+        lines += [f"- **{plain(pairing.name)}.** {plain(pairing.answer(setting))}" for pairing in report.pairings]
+        lines += ["", *markdown_table(report, setting), ""]
+    lines += [
+        "Mean ± sample deviation over seeds, in percent; difference with p of the paired t-test by seed in brackets. "
+        "Arrows say which way is better.",
+    ]
+    lines += markdown_printed(report)
+    if report.skipped:
+        lines += ["", "## Left out", "", *(f"- {plain(name)}: {plain(why)}" for name, why in report.skipped.items())]
+    return "\n".join(lines) + "\n"
+
+
+def markdown_table(report: Report, setting: str) -> list[str]:
+    metrics = report.metrics
+    rows = [["method", "arm", *map(heading, metrics)]]
+    rows.append(["---", "---", *["---:"] * len(metrics)])
+    for pairing in report.pairings:
+        rows += [[plain(pairing.name), *cells] for cells in arm_rows(pairing, setting, metrics)]
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def markdown_printed(report: Report) -> list[str]:
+    lines = []
+    for pairing in report.pairings:
+        for printed in printed_for(pairing.any_run.record.config):
+            row = pairing.row(printed.setting, printed.metric)
+            name = f"{pairing.name}, {SETTING_TITLES[printed.setting]}"
+            ours = [spread(row.mean[arm], row.deviation[arm]) for arm in ARMS]
+            theirs = [printed.text(arm) or ABSENT for arm in ARMS]
+            cells = [name, TITLES[printed.metric][0], printed.where, theirs[0], ours[0], theirs[1], ours[1]]
+            lines.append("| " + " | ".join(map(plain, cells)) + " |")
+    if not lines:
+        return []
+    head = ["method", "metric", "printed in", "host, printed", "host, here", "flashback, printed", "flashback, here"]
+    notes = [f"- {plain(note)}" for note in inconsistencies(report.benchmarks)]
+    table = ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * 3 + ["---:"] * 4) + " |", *lines]
+    what = ["", "Printed values that do not follow from their tables:", "", *notes] if notes else []
+    return ["", "## The paper", "", *table, *what]
+
+
+def plain(text: str) -> str:
+    """Text that Markdown takes as it is: no markup, no HTML, no new cell, no new line."""
+    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", " ".join(text.split()))
+
+
+# ---------------------------------------------------------------- LaTeX
+
+
+def latex_tables(report: Report) -> str:
+    return "\n".join(["% needs \\usepackage{booktabs}", *(latex_table(report, setting) for setting in SETTINGS)])
+
+
+def latex_table(report: Report, setting: str) -> str:
+    metrics = report.metrics
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{SETTING_TITLES[setting].capitalize()} results in percent: mean $\pm$ sample deviation over "
+        r"seeds; difference with $p$ of the paired $t$-test by seed in brackets.}",
+        rf"  \label{{tab:flashback-{setting.replace('_', '-')}}}",
+        rf"  \begin{{tabular}}{{ll{'r' * len(metrics)}}}",
+        r"    \toprule",
+        latex_row(["method", "arm", *map(heading, metrics)]),
+    ]
+    for pairing in report.pairings:
+        lines.append(r"    \midrule")
+        for number_, cells in enumerate(arm_rows(pairing, setting, metrics)):
+            lines.append(latex_row([pairing.name if number_ == 0 else "", *cells]))
+    return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
+
+
+def latex_row(cells: Sequence[str]) -> str:
+    return "    " + " & ".join(map(latex, cells)) + r" \\"
+
+
+def latex(text: str) -> str:
+    return "".join(LATEX_SPECIALS.get(character, character) for character in " ".join(text.split()))
+
+
+# ---------------------------------------------------------------- both
+
+
+def heading(metric: str) -> str:
+    return f"{TITLES[metric][0]} {'↑' if HIGHER_IS_BETTER[metric] else '↓'}"
+
+
+def arm_rows(pairing: Pairing, setting: str, metrics: Sequence[str]) -> Iterator[list[str]]:
+    """One row per arm, as the paper has them, and their difference."""
+    rows = [pairing.row(setting, metric) if metric in pairing.metrics else None for metric in metrics]
+    for arm in pairing.arms:
+        yield [ARM_TITLES[arm], *(spread(row.mean[arm], row.deviation[arm]) if row else ABSENT for row in rows)]
+    if len(pairing.arms) == len(ARMS):
+        yield ["difference", *(change(row) for row in rows)]
+
+
+def change(row: Row | None) -> str:
+    if row is None or row.test.difference is None:
+        return ABSENT
+    bracket = "" if row.test.p is None else f" ({p_value(row.test.p)})"
+    return number(row.test.difference, "+.2f") + bracket
+
+
+# ---------------------------------------------------------------- CSV
+
+COLUMNS = (
+    "method", "host", "benchmark", "recipe", "setting", "metric", "host_mean", "host_deviation", "host_seeds",
+    "flashback_mean", "flashback_deviation", "flashback_seeds", "difference", "low", "high", "t", "p", "pairs",
+    "budget", "host_printed", "flashback_printed", "printed_in",
+)  # fmt: skip
+
+
+def csv_table(report: Report) -> str:
+    """One line per method, setting and metric, in full precision."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for pairing in report.pairings:
+        for row in pairing.comparison.rows:
+            writer.writerow([unspoken(value) for value in csv_values(pairing, row)])
+    return text.getvalue()
+
+
+def csv_values(pairing: Pairing, row: Row) -> Iterator[str | float | None]:
+    comparison, test = pairing.comparison, row.test
+    yield from (pairing.name, comparison.host, comparison.benchmark, comparison.recipe, row.setting, row.metric)
+    for arm in ARMS:
+        yield from (row.mean[arm], row.deviation[arm], len(pairing.of(arm)))
+    yield from (test.difference, test.low, test.high, test.t, test.p, test.pairs, comparison.budget)
+    found = [
+        printed
+        for printed in printed_for(pairing.any_run.record.config)
+        if (printed.setting, printed.metric) == (row.setting, row.metric)
+    ]
+    for arm in (HOST, FLASHBACK):
+        yield "; ".join(str(printed.value[arm]) for printed in found if arm in printed.value)
+    yield "; ".join(printed.where for printed in found)
+
+
+def unspoken(value: str | float | None) -> str | float | None:
+    """Spreadsheets take text that starts like a formula for one."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

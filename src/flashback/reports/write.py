@@ -1,0 +1,38 @@
+"""Writing a report in the forms asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flashback.errors import unknown
+from flashback.records import write_atomically
+from flashback.reports.page import html_page
+from flashback.reports.pairings import Report
+from flashback.reports.tables import csv_table, latex_tables, markdown_tables
+
+WRITERS = {
+    "html": (".html", html_page),
+    "md": (".md", markdown_tables),
+    "latex": (".tex", latex_tables),
+    "csv": (".csv", csv_table),
+}
+FORMATS = (*WRITERS, "all")
+
+
+def write_report(report: Report, out: Path, form: str = "html") -> list[Path]:
+    """Write one form, or all of them side by side; returns the files written."""
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    written = []
+    for suffix, write in WRITERS.values() if form == "all" else [WRITERS[form]]:
+        path = replace_suffix(out, suffix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, write(report))
+        written.append(path)
+    return written
+
+
+def replace_suffix(path: Path, suffix: str) -> Path:
+    """`report.html` becomes `report.md`; a name that ends otherwise keeps its end."""
+    known = [own for own, _ in WRITERS.values()]
+    return path.with_suffix(suffix) if path.suffix in known else path.with_name(path.name + suffix)

@@ -1,0 +1,97 @@
+"""Runs among many: what one needs, whether it is done, and doing several at a time without one spoiling the others."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashback.errors import FlashbackError
+from flashback.hosts.outside import find_hosts, in_one_line
+from flashback.recipes import config_from_dict
+from flashback.records import differing_keys, read_config, read_record
+from flashback.training.checkpoints import Interrupted
+from flashback.training.processes import run_in_processes
+from flashback.training.run import run
+from flashback.training.trainer import Observer
+
+ARMS = HOST, FLASHBACK = "host", "flashback"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs find what they need."""
+
+    data: str | Path | None
+    device: str
+    threads: int
+    host_file: str | Path | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run among many. The configuration is a plain mapping: it travels to other processes as it is."""
+
+    arm: str
+    seed: int
+    config: dict[str, Any]
+    folder: Path
+    place: Place
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.title or f"{self.arm}, seed {self.seed}"
+
+
+def is_finished(job: Job, checksum: str | None = None) -> bool:
+    """Whether the folder of a job holds its finished run; a run of anything else there is an error."""
+    if not (job.folder / "config.yaml").exists():
+        return False
+    differing = differing_keys(read_config(job.folder), job.config, ignored=["checkpoint"])
+    if differing:
+        raise FlashbackError(
+            f"{job.folder} holds a run of another configuration (differs in {', '.join(differing)}); "
+            "choose another --out"
+        )
+    if not (job.folder / "results.json").exists():
+        return False
+    if checksum is not None and read_record(job.folder).run.get("data_checksum") != checksum:
+        raise FlashbackError(f"{job.folder} holds a run on other data; choose another --out")
+    return True
+
+
+def carry_out(jobs: Sequence[Job], count: int, watch: Callable[[str], Observer]) -> dict[str, str]:
+    """Run all jobs; returns what went wrong by the name of the run."""
+    if count > 1 and len(jobs) > 1:
+        problems = run_in_processes({job.name: job for job in jobs}, count, attempt_alone, watch)
+    else:
+        problems = {job.name: attempt(job, watch(job.name)) for job in jobs}
+    return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def attempt(job: Job, observer: Observer) -> str | None:
+    """One run. A failure is returned and does not stop the others; a bug leaves its traceback in the folder."""
+    try:
+        config, place = config_from_dict(job.config), job.place
+        run(config, out=job.folder, data=place.data, device=place.device, observers=[observer])
+    except Interrupted:
+        raise
+    except FlashbackError as error:
+        return str(error)
+    except Exception as problem:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        (job.folder / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        return f"{in_one_line(problem)} (see {job.folder / 'failure.txt'})"
+    return None
+
+
+def attempt_alone(job: Job, observer: Observer) -> str | None:
+    """`attempt` in a process that has just started."""
+    torch.set_num_threads(job.place.threads)
+    find_hosts(job.place.host_file)
+    return attempt(job, observer)

@@ -1,0 +1,165 @@
+"""Many runs from one file: hosts, benchmarks, seeds, arms and any grid of settings. What is done is not run again."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from flashback.config import build, read_yaml, to_dict, within
+from flashback.errors import FlashbackError, unknown
+from flashback.hosts.outside import find_hosts
+from flashback.recipes import configure
+from flashback.training.jobs import FLASHBACK, Job, Place, carry_out, is_finished
+from flashback.training.run import select_device
+from flashback.training.trainer import Observer
+
+DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block of runs: every host on every benchmark, with every combination of the grid, for every arm and seed."""
+
+    hosts: tuple[str, ...]
+    benchmarks: tuple[str, ...] = ("split-fashion-mini",)
+    seeds: tuple[int, ...] = (0,)
+    arms: tuple[Literal["host", "flashback"], ...] = ("host", "flashback")
+    recipe: str = "controlled"
+    settings: dict[str, Any] = field(default_factory=dict)  # dotted keys, for all runs
+    grid: dict[str, Any] = field(default_factory=dict)  # dotted keys with a list of values each
+
+    def check(self, source: str) -> None:
+        for name in ("hosts", "benchmarks", "seeds", "arms"):
+            within(len(getattr(self, name)) >= 1, f"{source}: {name} is empty; name at least one")
+        for key, values in self.grid.items():
+            within(isinstance(values, list) and len(values) >= 1, f"{source}: grid.{key} is a list of values")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep file says: parts, which share what stands beside them."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+
+def shipped_sweeps() -> dict[str, str]:
+    """The sweeps that come with the package by name: the paper's tables."""
+    folder = resources.files("flashback.recipes") / "sweeps"
+    return {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in folder.iterdir()}
+
+
+def read_sweep(name: str | Path) -> Sweep:
+    """A sweep by the path of its file, or by the name of a shipped one."""
+    shipped = shipped_sweeps()
+    if str(name) in shipped:
+        return parse_sweep(shipped[str(name)], str(name))
+    path = Path(name)
+    if not path.is_file():
+        raise unknown("sweep", str(name), shipped)
+    try:
+        return parse_sweep(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError:
+        raise FlashbackError(f"{path} is not a text file") from None
+
+
+def parse_sweep(text: str, source: str) -> Sweep:
+    document = read_yaml(text, source)
+    if not isinstance(document, dict):
+        raise FlashbackError(f"{source} is not a sweep: it holds no mapping of keys")
+    title = str(document.pop("title", Path(source).stem))
+    parts = document.pop("parts", [{}])
+    within(isinstance(parts, list) and all(isinstance(part, dict) for part in parts), f"{source}: parts is a list")
+    built = tuple(build(Part, merged(document, part), f"{source}: ") for part in parts)
+    for part in built:
+        part.check(source)
+    return Sweep(title, built)
+
+
+def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a part says, over what all parts share; settings add up."""
+    settings = {**(common.get("settings") or {}), **(own.get("settings") or {})}
+    return {**common, **own, **({"settings": settings} if settings else {})}
+
+
+# ---------------------------------------------------------------- planning
+
+
+def plan(sweep: Sweep, out: Path, place: Place) -> list[Job]:
+    """Every run of a sweep once. Settings of flashback make no difference to the arm without it."""
+    jobs: dict[Path, Job] = {}
+    for part in sweep.parts:
+        for host, benchmark, arm, seed in itertools.product(part.hosts, part.benchmarks, part.arms, part.seeds):
+            for choice in combinations(part.grid, arm):
+                settings = {**part.settings, **choice}
+                config = configure(
+                    host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=part.recipe, settings=settings
+                )
+                folder = out / slug(benchmark) / slug(host) / part.recipe / label(choice) / arm / f"seed-{seed}"
+                jobs.setdefault(folder, Job(arm, seed, to_dict(config), folder, place, str(folder.relative_to(out))))
+    return list(jobs.values())
+
+
+def combinations(grid: Mapping[str, Sequence[Any]], arm: str) -> Iterator[dict[str, Any]]:
+    keys = [key for key in grid if arm == FLASHBACK or not key.startswith("flashback.")]
+    for values in itertools.product(*(grid[key] for key in keys)):
+        yield dict(zip(keys, values, strict=True))
+
+
+def label(choice: Mapping[str, Any]) -> str:
+    """A folder name for one combination of the grid."""
+    return ",".join(f"{slug(key)}={slug(str(value))}" for key, value in choice.items()) or "recipe"
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text).strip("-.") or "-"
+
+
+# ---------------------------------------------------------------- running
+
+
+@dataclass
+class Outcome:
+    """Where every run of a sweep stands, by its name."""
+
+    states: dict[str, str]
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> int:
+        return sum(state == DONE for state in self.states.values())
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: str | Path,
+    *,
+    jobs: int = 1,
+    data: str | Path | None = None,
+    device: str = "auto",
+    host_file: str | Path | None = None,
+    watch: Callable[[Outcome, str], Observer] = lambda outcome, name: lambda event: None,
+) -> Outcome:
+    """Run what is missing, `jobs` at a time. Records brought from another machine count as done."""
+    within(jobs >= 1, f"--jobs is at least 1, not {jobs}")
+    find_hosts(host_file)
+    place = Place(data, select_device(device).type, max(1, torch.get_num_threads() // jobs), host_file)
+    planned = plan(sweep, Path(out), place)
+    outcome = Outcome({job.name: DONE if is_finished(job) else WAITING for job in planned})
+
+    def observe(name: str) -> Observer:
+        outcome.states[name] = RUNNING
+        return watch(outcome, name)
+
+    missing = [job for job in planned if outcome.states[job.name] == WAITING]
+    outcome.failures = carry_out(missing, jobs, observe)
+    for job in missing:
+        outcome.states[job.name] = FAILED if job.name in outcome.failures else DONE
+    return outcome

@@ -1,0 +1,142 @@
+"""Run folders written by hand: what training leaves on disk, with small made matrices."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flashback.metrics import summarise
+
+Matrix = list[list[float]]
+SETTINGS = ("class_incremental", "task_incremental")
+
+
+def made_config(host: str = "icarl", benchmark: str = "split-cifar100", **changes: Any) -> dict[str, Any]:
+    """A small resolved configuration; changes are dotted keys with '__' for the dot."""
+    config: dict[str, Any] = {
+        "host": {"name": host, "net": "resnet18", "memory_size": 2000},
+        "benchmark": {"name": benchmark, "order": None, "sizes": None, "tasks": None, "validation": 0.0},
+        "training": {"epochs": 6, "batch_size": 32, "lr": 0.3, "milestones": [0.7, 0.9], "schedule": "step"},
+        "flashback": {"enabled": False, "epochs": 1, "second_epochs": None, "alpha": 0.01},
+        "checkpoint": {"minutes": 2.0, "epochs": 0},
+        "seed": 0,
+        "recipe": "controlled",
+    }
+    for key, value in changes.items():
+        *parents, leaf = key.split("__")
+        inner = config
+        for parent in parents:
+            inner = inner[parent]
+        inner[leaf] = value
+    return config
+
+
+def made_matrix(tasks: int, seed: int = 0, shift: float = 0.0, fall: float = 5.0) -> Matrix:
+    """Each task learned to about 80 %, then falling."""
+    draw = random.Random(seed)
+    return [
+        [round(max(0.0, 80 + shift - fall * (k - j) + draw.uniform(-2, 2)), 2) for j in range(k + 1)]
+        for k in range(tasks)
+    ]
+
+
+def made_results(matrices: Mapping[str, Matrix], sizes: Sequence[int] | None = None) -> dict[str, Any]:
+    own = {
+        setting: {
+            "matrix": matrix,
+            "zero_shot": [10.0] * (len(matrix) - 1),
+            "untrained": [8.0] * len(matrix),
+            **summarise(matrix, sizes or [100] * len(matrix), [10.0] * (len(matrix) - 1), [8.0] * len(matrix)),
+        }
+        for setting, matrix in matrices.items()
+    }
+    return {**own, "classifier": "linear", "classifiers": {"linear": own}}
+
+
+def made_log(tasks: int, epochs: int, flashback: bool, first: int = 1) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    for task in range(tasks):
+        stages = [("phase 1", first), ("phase 2", epochs - first)] if flashback and task else [("learn", epochs)]
+        for stage, count in stages:
+            events.append({"event": "stage", "task": task, "stage": stage, "epochs": count, "steps_per_epoch": 4})
+            for epoch in range(count):
+                losses = {"task": 1.5 / (epoch + 1)} | ({"stability": 0.2 + 0.02 * epoch} if task else {})
+                if stage == "phase 2":
+                    losses["plasticity"] = 0.01 / (epoch + 1)
+                where = {"task": task, "stage": stage, "epoch": epoch, "epochs": count}
+                events.append({"event": "epoch", **where, "lr": 0.3, "losses": losses, "time": 0.5})
+    return events
+
+
+def write_run(
+    folder: Path,
+    config: Mapping[str, Any],
+    matrices: Mapping[str, Matrix],
+    log: Sequence[Mapping[str, Any]] | None = None,
+    sizes: Sequence[int] | None = None,
+    **run: Any,
+) -> Path:
+    folder.mkdir(parents=True)
+    tasks = len(matrices[SETTINGS[0]])
+    enabled = config["flashback"]["enabled"]
+    facts = {
+        "host": config["host"]["name"],
+        "benchmark": config["benchmark"]["name"],
+        "flashback": enabled,
+        "seed": config["seed"],
+        "class_order": list(range(2 * tasks)),
+        "task_sizes": list(sizes or [2] * tasks),
+        "data_checksum": "made",
+        "device": "made",
+        "precision": "fp32",
+        "must_match": {"device": "made", "torch": "2.13.0"},
+        "commit": "0123456789abcdef",
+        "steps": 640,
+        "images": 20000,
+        "knowledge_bytes": {"stable": 4000, **({"plastic": 3000} if enabled else {})},
+        "seconds": 12.5,
+        **run,
+    }
+    if log is None:
+        log = made_log(tasks, config["training"]["epochs"], enabled)
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps(made_results(matrices, sizes)), encoding="utf-8")
+    (folder / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in log), encoding="utf-8")
+    return folder
+
+
+def write_comparison(
+    folder: Path,
+    host: str = "icarl",
+    benchmark: str = "split-cifar100",
+    seeds: int = 3,
+    tasks: int = 4,
+    gain: float = 3.0,
+    sizes: Sequence[int] | None = None,
+    run: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Path:
+    """Both arms of a host, as `flashback compare` lays them out; flashback is better by about `gain`."""
+    for seed in range(seeds):
+        for arm, shift in (("host", 0.0), ("flashback", gain)):
+            config = made_config(host, benchmark, **{**changes, "seed": seed, "flashback__enabled": arm == "flashback"})
+            draws = {"host": 2 * seed, "flashback": 2 * seed + 1}
+            matrices = {
+                SETTINGS[0]: made_matrix(tasks, draws[arm], shift, fall=60 / tasks),
+                SETTINGS[1]: made_matrix(tasks, draws[arm] + 100, 12 + shift / 2, fall=12 / tasks),
+            }
+            write_run(folder / arm / f"seed-{seed}", config, matrices, sizes=sizes, **(run or {}))
+    return folder
+
+
+def write_similarity(folder: Path) -> None:
+    values = {"host": [0.61, 0.58, 0.52, 0.44], "flashback": [0.66, 0.61, 0.58, 0.51]}
+    layers = ["stage4.0.conv1", "stage4.0.conv2", "stage4.1.conv1", "stage4.1.conv2"]
+    content = {"layers": layers, "old": values, "new": {arm: [v + 0.1 for v in row] for arm, row in values.items()}}
+    (folder / "cka.json").write_text(json.dumps(content), encoding="utf-8")

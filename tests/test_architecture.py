@@ -1,0 +1,151 @@
+"""Imports point one way, and no name of a method decides anything outside the method's own file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flashback
+from flashback.hosts import HOSTS
+
+SOURCE = Path(flashback.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# From the top to the ground. A room may import from rooms below it and from those beside it in the same row.
+ROWS = [
+    {"cli"},
+    {"reports"},
+    {"training"},
+    {"recipes", "plugin"},
+    {"hosts"},
+    {"knowledge"},
+    {"memory", "nets", "batches"},
+    {"benchmarks"},
+    {"metrics", "records"},
+    {"config", "errors", "registry", "seeds"},
+]
+HEIGHT = {room: -row for row, rooms in enumerate(ROWS) for room in rooms}
+APART = {"metrics", "records"}  # they know nothing of what is measured and recorded
+GROUND = ROWS[-1]
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
+    """Every flashback module that a file imports, wherever in it, with the line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "flashback")
+
+
+def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
+    for line, name in imported_modules(path):
+        room = name.split(".")[1] if "." in name else "flashback"
+        yield line, room
+
+
+def test_every_room_has_its_place() -> None:
+    assert {room_of(path) for path in FILES} - {"__init__"} <= set(HEIGHT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_downwards(path: Path) -> None:
+    here = room_of(path)
+    if here == "__init__":
+        return  # the front door shows what is inside
+    for line, room in imported_rooms(path):
+        if room in HEIGHT:
+            allowed = room == here or room in GROUND if here in APART | GROUND else HEIGHT[room] <= HEIGHT[here]
+        else:
+            allowed = here == "cli"  # only the command line asks the package itself, for its version
+        assert allowed, f"{path.name}:{line}: {here} must not import {room}"
+
+
+@pytest.mark.parametrize(
+    ("here", "room", "allowed"),
+    [("cli", "hosts", True), ("hosts", "plugin", False), ("nets", "hosts", False), ("metrics", "benchmarks", False)],
+)
+def test_the_test_can_fail(here: str, room: str, allowed: bool) -> None:
+    assert (HEIGHT[room] <= HEIGHT[here] and here not in APART) == allowed
+
+
+# ---------------------------------------------------------------- names of methods
+
+
+def deciding_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Names and classes of methods that a decision is made by: ==, in, match, startswith, isinstance, a table."""
+    names, classes = set(HOSTS), {HOSTS[name].__name__ for name in HOSTS}
+    for node in ast.walk(tree):
+        parts: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue | ast.MatchClass):
+            parts = [node]
+        elif isinstance(node, ast.Call) and name_of(node.func) in DECIDING:
+            parts = list(node.args)
+        elif isinstance(node, ast.Dict):
+            parts = [key for key in node.keys if key is not None]
+        for found in (found for part in parts for found in ast.walk(part)):
+            word = name_of(found)
+            if word in (classes if isinstance(found, ast.Name | ast.Attribute) else names):
+                yield node.lineno, word
+
+
+DECIDING = {"isinstance", "issubclass", "startswith", "endswith", "get"}
+
+
+def name_of(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return getattr(node, "id", "") or getattr(node, "attr", "")
+
+
+def homes() -> dict[str, Path]:
+    """The file of each method, by its registered name and by the name of its class."""
+    found = {}
+    for name in HOSTS:
+        host = HOSTS[name]
+        path = SOURCE.parent / (host.__module__.replace(".", "/") + ".py")
+        found |= {name: path, host.__name__: path}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_method_is_named_where_a_decision_is_made(path: Path) -> None:
+    home = homes()
+    for line, word in deciding_names(ast.parse(path.read_text(encoding="utf-8"))):
+        assert home[word] == path, f"{path.name}:{line}: decides by the name of a method, '{word}'"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'if host.name == "icarl": pass',
+        'if host.name in ("lwf-mc", "icarl"): pass',
+        'if host.name != "joint": pass',
+        'match name:\n    case "icarl": pass',
+        "match host:\n    case ICaRL(): pass",
+        "isinstance(host, ICaRL)",
+        "isinstance(host, icarl.ICaRL)",
+        'name.startswith("icarl")',
+        'rates = {"icarl": 0.1}',
+        'rates.get("icarl")',
+    ],
+)
+def test_a_decision_by_name_would_be_found(code: str) -> None:
+    assert list(deciding_names(ast.parse(code)))
+
+
+def test_other_words_are_no_decision() -> None:
+    assert not list(deciding_names(ast.parse('if settings.finetune == 1: host = HOSTS["icarl"]')))

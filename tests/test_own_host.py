@@ -1,0 +1,105 @@
+"""docs/your-own-host.md, carried out: its code is the host, its commands are the commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flashback.cli import main
+from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS, outside
+from flashback.hosts.outside import load_host_file, load_installed_hosts
+from flashback.training.compare import METRICS
+
+PAGE = (Path(__file__).parent.parent / "docs" / "your-own-host.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logit_anchor.py").write_text(blocks("python")[0])
+    known = dict(HOSTS._entries)
+    load_installed_hosts.cache_clear()
+    yield tmp_path
+    HOSTS._entries = known
+    load_installed_hosts.cache_clear()
+
+
+def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(blocks("python")) == 1
+    assert len(blocks("python")[0].splitlines()) <= 50
+    commands = [shlex.split(line) for block in blocks("console") for line in block.splitlines()]
+    assert [command[1] for command in commands] == ["compare", "run"]
+    for command in commands:
+        with pytest.raises(SystemExit) as end:
+            main(command[1:])
+        assert end.value.code == 0, capsys.readouterr().err
+    comparison = json.loads(Path("runs/logit-anchor/comparison.json").read_text())
+    assert (comparison["failures"], comparison["equal_budget"]) == ({}, True)
+    measured = {(row["setting"], row["metric"]) for row in comparison["rows"] if row["mean"]["flashback"] is not None}
+    assert measured == {(s, m) for s in ("class_incremental", "task_incremental") for m in METRICS}
+    losses = [json.loads(line).get("losses", {}) for line in Path("runs/stronger/log.jsonl").read_text().splitlines()]
+    assert {"task", "stability", "plasticity"} <= {name for terms in losses for name in terms}
+    assert max(terms.get("plasticity", 0.0) for terms in losses) > 0
+
+
+def test_a_file_is_loaded_once(workplace: Path) -> None:
+    assert load_host_file("logit_anchor.py") == ["logit-anchor"]
+    host = HOSTS["logit-anchor"]
+    assert load_host_file(workplace / "logit_anchor.py") == ["logit-anchor"]
+    assert HOSTS["logit-anchor"] is host
+    Path("other.py").write_text(blocks("python")[0].replace('"logit-anchor"', '"other"'))
+    assert load_host_file("other.py") == ["other"]
+    Path("copy.py").write_text(blocks("python")[0])
+    with pytest.raises(FlashbackError, match="taken already"):
+        load_host_file("copy.py")
+
+
+def install(folder: Path, package: str, entry: str) -> None:
+    """What pip leaves behind of a package with an entry point."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{outside.GROUP}]\n{entry}\n")
+
+
+def test_installed_packages_offer_hosts(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, line = blocks("toml")[0].splitlines()
+    assert group == f'[project.entry-points."{outside.GROUP}"]'
+    name, module = (part.strip(' "') for part in line.split("="))
+    (workplace / "my_package").mkdir()
+    (workplace / f"{module.replace('.', '/')}.py").write_text(blocks("python")[0])
+    install(workplace, "my_package", f"{name} = {module}")
+    install(workplace, "broken_package", "other = no_module_of_this_name")
+    monkeypatch.syspath_prepend(workplace)
+    assert name not in HOSTS
+    with pytest.warns(UserWarning, match="no_module_of_this_name' cannot be used \\(ModuleNotFoundError"):
+        load_installed_hosts()
+    assert HOSTS[name].__module__ == module
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_installed_hosts()  # once is enough: neither imported nor warned of again
+
+
+def test_a_broken_package_does_not_stop_the_command_line(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(workplace, "broken_package", "other = no_module_of_this_name")
+    monkeypatch.syspath_prepend(workplace)
+    with pytest.raises(SystemExit) as end:
+        main(["list", "hosts"])
+    captured = capsys.readouterr()
+    assert end.value.code == 0
+    assert "icarl" in captured.out
+    assert captured.err.startswith("warning: the hosts of 'no_module_of_this_name' cannot be used")
+    assert captured.err.count("\n") == 1
