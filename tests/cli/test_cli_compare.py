@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from flashback.records import read_record
-from flashback.training import compare as comparing
+from flashback.training import jobs
 from flashback.training import run as run_config
 from flashback.training.compare import METRICS, compare
 from flashback.training.jobs import ARMS
@@ -114,10 +114,10 @@ def test_a_failed_run_stops_and_spoils_no_other(
 ) -> None:
     def run(config: Any, **options: Any) -> Any:
         if config.seed == 1 and config.flashback.enabled:
-            raise RuntimeError("a bug") if bug else comparing.FlashbackError("the loss is not finite")
+            raise RuntimeError("a bug") if bug else jobs.FlashbackError("the loss is not finite")
         return run_config(config, **options)
 
-    monkeypatch.setattr(comparing, "run", run)
+    monkeypatch.setattr(jobs, "run", run)
     code, _, err = flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)
     assert code == 1
     reason = "RuntimeError: a bug (see out/flashback/seed-1/failure.txt)" if bug else "the loss is not finite"
@@ -129,12 +129,12 @@ def test_a_failed_run_stops_and_spoils_no_other(
     assert set(row["values"]["host"]) == {"0", "1", "2"}
     assert set(row["values"]["flashback"]) == {"0", "2"}
     assert row["test"]["pairs"] == 2
-    monkeypatch.setattr(comparing, "run", run_config)
+    monkeypatch.setattr(jobs, "run", run_config)
     assert flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)[0] == 0  # only the failed one is made up
 
 
 def test_all_runs_failed(flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "run", lambda config, **options: 1 / 0)
+    monkeypatch.setattr(jobs, "run", lambda config, **options: 1 / 0)
     code, out, err = flashback("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny)
     assert code == 1
     assert err.count("failed: ") == 2

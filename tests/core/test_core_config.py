@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashback.config import (
+    LARGEST_NUMBER,
     BenchmarkConfig,
     FlashbackConfig,
     RunConfig,
@@ -59,6 +60,7 @@ def refusal(values: dict[str, Any]) -> str:
         ({"benchmark": {"order": 2.5}}, "benchmark.order is a text, not 2.5"),
         ({"benchmark": {"sizes": [2, "3"]}}, "benchmark.sizes[1] is a whole number, not '3'"),
         ({"seed": "0"}, "seed is a whole number, not '0'"),
+        ({"seed": 2**63}, "seed is a whole number of at most 9223372036854775807"),
     ],
 )
 def test_what_does_not_belong_is_refused_by_its_name(values: dict[str, Any], sentence: str) -> None:
@@ -139,7 +141,7 @@ def test_an_order_keeps_its_type(order: Any) -> None:
 
 
 def run_configs() -> st.SearchStrategy[RunConfig]:
-    numbers = st.floats(0.001, 0.9)
+    numbers, whole = st.floats(0.001, 0.9), st.integers(-LARGEST_NUMBER, LARGEST_NUMBER)
     training = st.builds(
         TrainingConfig,
         epochs=st.integers(5, 9),
@@ -154,7 +156,7 @@ def run_configs() -> st.SearchStrategy[RunConfig]:
     benchmark = st.builds(
         BenchmarkConfig,
         name=st.text(max_size=9),
-        order=st.none() | st.text(max_size=5) | st.integers() | st.lists(st.integers(), max_size=4).map(tuple),
+        order=st.none() | st.text(max_size=5) | whole | st.lists(whole, max_size=4).map(tuple),
         sizes=st.none() | st.lists(st.integers(1, 9), max_size=4).map(tuple),
     )
     flashback = st.builds(
@@ -165,9 +167,7 @@ def run_configs() -> st.SearchStrategy[RunConfig]:
         support=st.sampled_from(["host", "all", "memory"]),
     )
     hosts = st.sampled_from(sorted(HOSTS)).map(lambda name: HOSTS[name].Settings(name=name))
-    return st.builds(
-        RunConfig, host=hosts, benchmark=benchmark, training=training, flashback=flashback, seed=st.integers()
-    )
+    return st.builds(RunConfig, host=hosts, benchmark=benchmark, training=training, flashback=flashback, seed=whole)
 
 
 @settings(deadline=None)
@@ -223,9 +223,12 @@ def test_an_assignment_needs_both_sides(assignment: str) -> None:
         parse_assignment(assignment)
 
 
-@pytest.mark.parametrize("text", ["[1, 2", "!!python/object/apply:os.system [ls]", "2020-13-45", "\x00", "[" * 500])
+@pytest.mark.parametrize(
+    "text",
+    ["[1, 2", "!!python/object/apply:os.system [ls]", "2020-13-45", "\x00", "&a [*a]", "1" * 30, "[" * 500],
+)
 def test_yaml_that_is_none_is_said_in_one_sentence(text: str) -> None:
-    with pytest.raises(FlashbackError, match=r"^the value of key is not valid YAML( in line \d+)?$"):
+    with pytest.raises(FlashbackError, match=r"^the value of key is not valid YAML( in line \d+)?(; .*)?$"):
         parse_assignment(f"key={text}")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flashback import __version__ as flashback_version
-from flashback.cli import report, tables
+from flashback.cli import report, studies, tables
 from flashback.cli.progress import ProgressView, output
 from flashback.config import RunConfig, parse_assignment, read_yaml, set_dotted, within
 from flashback.errors import FlashbackError, unknown
@@ -159,6 +159,7 @@ def compare(
 
 
 report.register(app)
+studies.register(app)
 
 
 @app.command()

@@ -140,7 +140,7 @@ class XDER(ReplayHost):
         first = first_of_each(slots)
         times = self.memory["replays"][slots] + 1
         luck = torch.rand(len(slots), generator=self.generator, device=slots.device)
-        self.memory.write(slots.where(first, self.memory.capacity), replays=times)
+        self.memory.write(slots, replays=times)  # a slot in both draws counts once: each time it gets the same number
         self.edit(slots, torch.cat([draw.output.logits for draw in step.draws]), first & (luck * times < 1))
 
     def edit(self, slots: Tensor, fresh: Tensor, chosen: Tensor) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from flashback.config import AliasLoader, read_yaml
+from flashback.errors import FlashbackError
 
 KINDS = ("controlled", "anchor", "as-published")
 
@@ -33,11 +35,23 @@ class Recipe:
 def list_recipes() -> tuple[Recipe, ...]:
     folder = resources.files("flashback.recipes")
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    return tuple(recipe for file in files for recipe in _read(file.read_text(encoding="utf-8"), file.name))
+    documents = (read_yaml(file.read_text(encoding="utf-8"), file.name, AliasLoader) for file in files)
+    return tuple(recipe for document in documents for recipe in _recipes(document))
 
 
-def _read(text: str, source: str) -> Iterator[Recipe]:
-    document = read_yaml(text, source, AliasLoader)
+def read_recipe_file(path: Path) -> list[Recipe]:
+    """Recipes from a file of the user's own, e.g. one that `flashback tune` wrote."""
+    try:
+        return list(_recipes(read_yaml(path.read_text(encoding="utf-8"), str(path))))
+    except (OSError, UnicodeDecodeError):
+        raise FlashbackError(f"the recipe {path} cannot be read") from None
+    except (KeyError, TypeError, AttributeError):
+        raise FlashbackError(
+            f"{path} is not a recipe: it needs host, and recipes with benchmark, kind and settings {{value, from}}"
+        ) from None
+
+
+def _recipes(document: Any) -> Iterator[Recipe]:
     for entry in document["recipes"]:
         common = document.get("common", {})
         settings, first_sources = _split({**common, **entry.get("settings", {})})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flashback.config import RunConfig, build, set_dotted, within
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
-from flashback.recipes.catalogue import KINDS, find_recipe, list_recipes
+from flashback.recipes.catalogue import KINDS, find_recipe, list_recipes, read_recipe_file
 
 
 def configure(
@@ -34,13 +35,23 @@ def configure(
 
 def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict[str, Any]:
     """What the recipe sets. Without one for this benchmark the defaults stand, unless another kind was asked for."""
-    within(kind in KINDS, f"--recipe is one of {', '.join(KINDS)}, not '{kind}'")
+    if kind.endswith((".yaml", ".yml")):
+        return own_recipe_values(host, benchmark, Path(kind), flashback)
+    within(kind in KINDS, f"--recipe is one of {', '.join(KINDS)}, or a recipe file of your own, not '{kind}'")
     recipe = find_recipe(host, benchmark, kind)
     if recipe is None and kind != "controlled":
         others = sorted({r.benchmark for r in list_recipes() if (r.host, r.kind) == (host, kind)})
         where = f"there is one for {', '.join(others)}" if others else f"{host} has no {kind} recipe at all"
         raise FlashbackError(f"no {kind} recipe for {host} on {benchmark}; {where}")
     return recipe.values(flashback) if recipe else {}
+
+
+def own_recipe_values(host: str, benchmark: str, path: Path, flashback: bool) -> dict[str, Any]:
+    """The settings of a recipe file, on top of the shipped recipe of the same kind."""
+    for recipe in read_recipe_file(path):
+        if (recipe.host, recipe.benchmark) == (host, benchmark):
+            return recipe_values(host, benchmark, recipe.kind, flashback) | recipe.values(flashback)
+    raise FlashbackError(f"{path} has no recipe for {host} on {benchmark}")
 
 
 def config_from_dict(values: Mapping[str, Any]) -> RunConfig:

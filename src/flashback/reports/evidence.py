@@ -10,8 +10,8 @@ from flashback.reports.markup import Html, bullets, element, join, note, row, ta
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import implied_new_task_accuracies, inconsistencies, printed_for, printed_tests
 from flashback.reports.words import ABSENT, ARM_TITLES, SIGNIFICANT, TITLES, number, plural, probability, spread
-from flashback.training.compare import ARMS, FLASHBACK, HOST
 from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 SENTENCES = 50  # a longer list is read by nobody; the table has them all
 
@@ -32,7 +32,7 @@ def budget(report: Report) -> Html:
             table(columns, {"": rows}, texts=3, title="Budget"),
             note(
                 "What one run was measured to spend: the mean over seeds, and the most bytes of stable and of plastic "
-                "knowledge. The budget is equal where both arms of every seed took as many steps and saw as many images."
+                "knowledge. The budget is equal where the arms of every seed took as many steps and saw as many images."
             ),
         ]
     )
@@ -58,7 +58,7 @@ def by_seed(complete: Sequence[Pairing]) -> Html:
     ]
     too_few = (
         f"{few} of {plural(len(complete), 'comparison')} with fewer than {FEW} pairs: a t-test then misses most "
-        "differences of the size seen in continual learning. No significant difference is not the same as no difference."
+        "differences of the size seen in continual learning, so not significant is not the same as no difference."
     )
     return join(
         [
@@ -80,7 +80,7 @@ def over_methods(report: Report) -> Html:
         test, printed = report.over_methods(benchmark), printed_tests().get(benchmark)
         if test is not None:
             beside = f" The paper prints t = {printed['t']}, p = {printed['p']}." if printed else ""
-            sentences.append(f"{benchmark}: {t_and_p(test)}. {verdict(test)}{beside}")
+            sentences.append(f"{benchmark}: {with_t(test)}{beside}")
     if not sentences:
         return Html()
     about = (
@@ -98,12 +98,12 @@ def over_tasks(complete: Sequence[Pairing]) -> Html:
     lists = []
     for setting in SETTINGS:
         tests = [(pairing.name, pairing.over_tasks(setting)) for pairing in complete[:SENTENCES]]
-        lists.append(bullets((f"{name}: {t_and_p(test)}. {verdict(test)}" for name, test in tests), data_of=setting))
+        lists.append(bullets((f"{name}: {with_t(test)}" for name, test in tests), data_of=setting))
     return join([element("h3", "The paper's test over the tasks of a run"), element("p", about), *lists])
 
 
-def t_and_p(test: PairedTest) -> str:
-    return f"t = {number(test.t)}, p = {probability(test.p)}"
+def with_t(test: PairedTest) -> str:
+    return f"t = {number(test.t)}. {verdict(test)}"
 
 
 # ---------------------------------------------------------------- the paper
@@ -114,8 +114,8 @@ def paper(report: Report) -> Html:
     wrong, implied = (find(report.benchmarks) for find in (inconsistencies, implied_new_task_accuracies))
     parts: list[Html] = []
     if any(rows.values()):
-        columns = ("method", "metric", "printed in", "host, printed", "host, here", "flashback, printed")
-        columns += ("flashback, here", "difference, printed", "difference, here")
+        pairs = [f"{what}, {whose}" for what in ("host", "flashback", "difference") for whose in ("printed", "here")]
+        columns = ("method", "metric", "printed in", *pairs)
         parts.append(table(columns, rows, texts=3, title="The paper's values beside ours"))
         parts.append(
             note("Settings here may differ from the paper's. A quoted value comes from an earlier publication.")

@@ -349,7 +349,7 @@
       const slot = area.x(1) - area.x(0), bar = Math.min(30, (slot * 0.7) / Math.max(1, arms.length)), stops = [];
       similarity.layers.forEach((layer, k) => {
         const room = Math.max(3, Math.floor(slot / 7));
-        node.append(text(layer.length > room ? layer.slice(0, room - 1) + "…" : layer, area.x(k + 0.5), area.bottom + 17, "middle"));
+        node.append(text(layer.length > room ? "…" + layer.slice(1 - room) : layer, area.x(k + 0.5), area.bottom + 17, "middle"));
         arms.forEach((arm, n) => {
           const value = similarity.values[images][arm][k], x = area.x(k + 0.5) + (n - arms.length / 2) * bar + 2;
           node.append(svg("g", { class: arm }, svg("rect", { x, y: area.y(value), width: bar - 4, height: area.bottom - area.y(value), class: "bar-fill" })));

@@ -24,8 +24,9 @@ from flashback.reports.words import (
     probability,
     spread,
 )
-from flashback.training.compare import ARMS, Row
+from flashback.training.compare import Row
 from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS
 
 HERE = Path(__file__).parent
 
@@ -214,8 +215,8 @@ def details(report: Report) -> Html:
         figure(
             "losses",
             "Loss terms",
-            "As descended, weights included; mean over seeds. Thin lines divide tasks. Phase 1 is shaded; at the dashed "
-            "line the model flashes back to where it stood, and phase 2 begins.",
+            "As descended, weights included; mean over seeds. Thin lines divide tasks. Phase 1 is shaded; at the "
+            "dashed line the model flashes back to where it stood, and phase 2 begins.",
             wide=True,
         ),
         *(

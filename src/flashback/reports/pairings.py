@@ -16,8 +16,8 @@ from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
 from flashback.reports.words import ARM_TITLES, OVER_IMAGES, SETTING_TITLES, TITLES
 from flashback.training.compare import METRICS, Comparison, Row, has_equal_budget, measure_cost, tabulate
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
 from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 NOT_SETTINGS = ("seed", "flashback", "checkpoint")  # may differ between the runs of one arm or of one pairing
 

@@ -14,8 +14,8 @@ from flashback.reports.pairings import Pairing, Report
 from flashback.reports.reading import Similarity
 from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_matrix
 from flashback.reports.words import ARM_TITLES, SETTING_TITLES
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
 from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

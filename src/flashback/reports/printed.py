@@ -13,8 +13,8 @@ import yaml
 from flashback.metrics import paired_over_methods
 from flashback.records.folder import dotted
 from flashback.reports.words import SETTING_TITLES, TITLES
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
 from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 
 @dataclass(frozen=True)

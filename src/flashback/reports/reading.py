@@ -13,8 +13,8 @@ from flashback.errors import FlashbackError
 from flashback.metrics import summarise
 from flashback.records import RunRecord, read_record
 from flashback.reports.words import OVER_IMAGES
-from flashback.training.jobs import FLASHBACK, HOST
 from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import FLASHBACK, HOST
 
 MARKS = {"config.yaml", "run.json", "results.json"}  # a folder with one of them means to be a run
 SIMILARITY = "cka.json"

@@ -12,8 +12,8 @@ from flashback.reports.printed import inconsistencies, printed_for
 from flashback.reports.words import ABSENT, ARM_TITLES, HIGHER_IS_BETTER, SETTING_TITLES, TITLES, number, spread
 from flashback.reports.words import probability as p_value
 from flashback.training.compare import Row
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
 from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 LATEX_SPECIALS = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",

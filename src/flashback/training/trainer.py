@@ -220,8 +220,9 @@ class Trainer:
             self.history.bytes[name] = max(size, self.history.bytes.get(name, 0))
 
     def emit(self, event: str, **values: Any) -> None:
+        steps = sum(entry["steps"] for entry in self.history.budget)
         for observer in self.observers:
-            observer({"event": event, "task": self.host.task.index, **values})
+            observer({"event": event, "task": self.host.task.index, "steps": steps, **values})
 
     def move(self, position: Position) -> None:
         self.position = position

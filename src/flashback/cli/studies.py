@@ -1,0 +1,141 @@
+"""The commands beyond a single question: sweeps, tuning, and how alike representations are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from flashback.cli import tables
+from flashback.cli.progress import ProgressView, output
+from flashback.config import parse_assignment
+from flashback.training.similarity import compare_representations
+from flashback.training.sweep import Outcome, read_sweep, run_sweep, shipped_sweeps
+from flashback.training.trainer import Event, Observer
+from flashback.training.tune import tune as tune_flashback
+
+Data = Annotated[Path | None, typer.Option(help="The folder the datasets are in.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+HostFile = Annotated[Path | None, typer.Option(help="A Python file that registers hosts of your own.")]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (sweep, tune, cka):
+        app.command()(command)
+
+
+# ---------------------------------------------------------------- sweep
+
+
+def sweep(
+    file: Annotated[str, typer.Argument(help=f"A YAML file, or one of: {', '.join(sorted(shipped_sweeps()))}.")],
+    out: Annotated[Path, typer.Option(help="The folder for all records.")],
+    jobs: Annotated[int, typer.Option(help="How many runs go on at a time.")] = 1,
+    data: Data = None,
+    device: Device = "auto",
+    host_file: HostFile = None,
+) -> int:
+    """Run what is missing of many runs; what is finished in the folder, from whatever machine, counts as done."""
+    with LiveStates() as live:
+        chosen = read_sweep(file)
+        outcome = run_sweep(chosen, out, jobs=jobs, data=data, device=device, host_file=host_file, watch=live.watch)
+    console = output()
+    console.print(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.", soft_wrap=True)
+    console.print(f"Records: {out}", soft_wrap=True)
+    for line in tables.failure_lines(outcome.failures):
+        typer.echo(line, err=True)
+    return 1 if outcome.failures else 0
+
+
+class LiveStates:
+    """One live table of all runs; nothing where the output is not a terminal."""
+
+    def __init__(self) -> None:
+        self.console = output()
+        self.live = Live(console=self.console, transient=True, auto_refresh=False)
+        self.details: dict[str, str] = {}
+
+    def __enter__(self) -> LiveStates:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def watch(self, outcome: Outcome, name: str) -> Observer:
+        def observe(event: Event) -> None:
+            if event["event"] == "epoch":
+                epoch = f"{event['epoch'] + 1} of {event['epochs']}"
+                self.details[name] = f"task {event['task'] + 1}, {event['stage']}, epoch {epoch}"
+            if self.live.is_started:
+                self.live.update(self.table(outcome), refresh=True)
+
+        return observe
+
+    def table(self, outcome: Outcome) -> Table:
+        table = Table("run", "state", "where")
+        for name, state in outcome.states.items():
+            table.add_row(name, state, self.details.get(name, "") if state == "running" else "")
+        return table
+
+
+# ---------------------------------------------------------------- tune
+
+
+def tune(
+    host: Annotated[str, typer.Argument(help="The method, e.g. icarl.")],
+    out: Annotated[Path, typer.Option(help="The folder for the study and its runs.")],
+    benchmark: Annotated[str, typer.Option(help="A name, an .npz or a folder.")] = "split-fashion-mini",
+    trials: Annotated[int, typer.Option(help="How many choices to try, finished ones included.")] = 8,
+    seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
+    recipe: Annotated[str, typer.Option(help="controlled, anchor or as-published.")] = "controlled",
+    data: Data = None,
+    device: Device = "auto",
+    host_file: HostFile = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value for any setting.")] = None,
+) -> None:
+    """Choose alpha_p and E1 on a validation split of the training images."""
+    with ProgressView() as view:
+        best = tune_flashback(
+            host,
+            benchmark,
+            out=out,
+            trials=trials,
+            seed=seed,
+            recipe=recipe,
+            settings=dict(map(parse_assignment, settings or [])),
+            data=data,
+            device=device,
+            host_file=host_file,
+            watch=view.watch,
+        )
+    table = Table("alpha_p", "E1", "validation accuracy")
+    for trial in sorted(best.trials, key=lambda trial: -trial["accuracy"]):
+        table.add_row(f"{trial['alpha']:g}", str(trial["epochs"]), f"{trial['accuracy']:.2f}")
+    console = output()
+    console.print(table)
+    console.print(f"Use it: flashback compare {host} --benchmark {benchmark} --recipe {best.recipe}", soft_wrap=True)
+
+
+# ---------------------------------------------------------------- cka
+
+
+def cka(
+    host: Annotated[Path, typer.Argument(help="The folder of a finished run of the host.")],
+    flashback: Annotated[Path, typer.Argument(help="That of the same host with flashback.")],
+    reference: Annotated[Path, typer.Argument(help="That of a run on all tasks at once (joint).")],
+    out: Annotated[Path | None, typer.Option(help="A folder for cka.json, which a report shows.")] = None,
+    data: Data = None,
+    device: Device = "auto",
+) -> None:
+    """How near both arms stay to a jointly trained network, layer by layer, on old and new classes."""
+    found = compare_representations(host, flashback, reference, data=data, device=device, out=out)
+    table = Table("layer", "old, host", "old, flashback", "new, host", "new, flashback")
+    for k, layer in enumerate(found["layers"]):
+        values = [found[part][arm][k] for part in ("old", "new") for arm in ("host", "flashback")]
+        table.add_row(layer, *(f"{value:.4f}" for value in values))
+    output().print(table)

@@ -1,0 +1,115 @@
+"""How near a trained model stays to one that saw all tasks at once: linear CKA, layer by layer (the paper's figure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flashback.benchmarks import Benchmark, Images
+from flashback.errors import FlashbackError
+from flashback.hosts.base import Host
+from flashback.metrics import LinearCKA
+from flashback.nets import Backbone
+from flashback.recipes import config_from_dict
+from flashback.records import read_config, write_atomically
+from flashback.training.checkpoints import Checkpoints
+from flashback.training.evaluation import evaluation_mode
+from flashback.training.run import build_method, open_benchmark, select_device
+from flashback.training.trainer import Trainer
+
+
+def load_trained(folder: str | Path, data: str | Path | None = None, device: str = "auto") -> Host:
+    """The host of a finished run as it was at the end, from the run's folder alone."""
+    path = Path(folder)
+    config = config_from_dict(read_config(path))
+    benchmark = open_benchmark(config, data)
+    trainer = Trainer(build_method(config, benchmark, select_device(device)), benchmark)
+    state = Checkpoints(path / "checkpoint", config.checkpoint).load()
+    if state is None or state.values["position"]["task"] < len(benchmark.tasks):
+        raise FlashbackError(f"{path} does not hold a finished run with its checkpoint; train it again with --out")
+    trainer.resume(state)
+    return trainer.host
+
+
+def compare_representations(
+    host: str | Path,
+    flashback: str | Path,
+    reference: str | Path,
+    *,
+    data: str | Path | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """CKA of both arms with the reference, on test images of earlier tasks (old) and of the last one (new).
+
+    With `out`, leave cka.json there, which a report shows.
+    """
+    models = {name: load_trained(path, data, device) for name, path in (("host", host), ("flashback", flashback))}
+    anchor = load_trained(reference, data, device)
+    for model in models.values():
+        check_same_images(model.benchmark, anchor.benchmark)
+    tasks = anchor.benchmark.tasks
+    if len(tasks) < 2:
+        raise FlashbackError("CKA on old and new classes needs at least two tasks")
+    sets = {"old": [task.test for task in tasks[:-1]], "new": [tasks[-1].test]}
+    similarity: dict[str, Any] = {"layers": list(layers_of(anchor)), "reference": anchor.settings.name}
+    for name, images in sets.items():
+        similarity[name] = {arm: layer_similarity(model, anchor, images) for arm, model in models.items()}
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(out) / "cka.json", json.dumps(similarity, indent=1) + "\n")
+    return similarity
+
+
+def check_same_images(first: Benchmark, second: Benchmark) -> None:
+    same = (first.checksum, first.order, first.sizes) == (second.checksum, second.order, second.sizes)
+    if not same:
+        raise FlashbackError("the runs were made on other data, another class order or other tasks; CKA needs the same")
+
+
+def layers_of(host: Host) -> Mapping[str, nn.Module]:
+    """The layers of the last stage of the network that the host predicts with."""
+    backbone = getattr(getattr(host, "student", None) or host.net, "backbone", None)
+    if not isinstance(backbone, Backbone):
+        raise FlashbackError(
+            f"{host.settings.name} predicts with several modules; CKA compares networks with one backbone"
+        )
+    return backbone.last_stage_layers()
+
+
+def layer_similarity(model: Host, anchor: Host, sets: Sequence[Images]) -> list[float]:
+    """CKA of every layer with the same layer of the anchor, exactly, over all images."""
+    mine, theirs = layers_of(model), layers_of(anchor)
+    if mine.keys() != theirs.keys():
+        raise FlashbackError("the runs have different networks; CKA compares the same layers")
+    streams = {name: LinearCKA() for name in mine}
+    with evaluation_mode(model), evaluation_mode(anchor), recorded(mine) as x, recorded(theirs) as y:
+        for images in sets:
+            for raw in torch.split(images.x, anchor.config.training.evaluation_batch):
+                for host in (model, anchor):
+                    host.scores(host.views.plain(raw.to(host.device)))
+                for name, stream in streams.items():
+                    stream.update(x[name], y[name])
+    return [stream.value() for stream in streams.values()]
+
+
+@contextmanager
+def recorded(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """What the layers put out in the latest pass, by name."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        return lambda module, inputs, output: outputs.__setitem__(name, output)
+
+    hooks = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run, write_similarity
+
+from flashback.metrics import summarise
+from flashback.reports import html_page, read_report
+from flashback.reports.words import SETTING_TITLES, TITLES
+from flashback.training.compare import METRICS
+
+EVIL = "<script>alert(1)</script>\"'&{{data}}</script><img src=x onerror=alert(2)>"
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements, the rows of its tables, its visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[tuple[str | None, dict[str, str | None], list[str]]] = []
+        self.text: list[str] = []
+        self.scripts: list[str] = []
+        self._group: str | None = None
+        self._inside: str = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        self._inside = tag
+        if tag == "tbody":
+            self._group = dict(attributes).get("data-of")
+        elif tag == "tr":
+            self.rows.append((self._group, dict(attributes), []))
+        elif tag in ("td", "th"):
+            self.rows[-1][2].append("")
+        elif tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside in ("td", "th"):
+            self.rows[-1][2][-1] += data
+        if self._inside not in ("script", "style"):
+            self.text.append(data)
+
+    def row(self, setting: str, metric: str) -> list[str]:
+        return next(
+            cells for group, given, cells in self.rows if (group, given.get("data-metric")) == (setting, metric)
+        )
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.scripts[0])
+
+    def says(self, words: str) -> bool:
+        return words in " ".join("".join(self.text).split())
+
+
+def page_of(folder: Path) -> Page:
+    return Page(html_page(read_report([folder])))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    folder = tmp_path_factory.mktemp("runs")
+    write_comparison(folder / "icarl", seeds=3)
+    write_comparison(folder / "xder", "xder", seeds=2, gain=-1)
+    write_run(folder / "finetune", made_config("finetune"), {setting: made_matrix(4) for setting in SETTINGS})
+    write_similarity(folder / "icarl")
+    (folder / "broken").mkdir()
+    (folder / "broken" / "run.json").write_text("{")
+    return page_of(folder)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_table_holds_what_the_metrics_say(setting: str, metric: str, tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    values = []
+    for arm in ("host", "flashback"):
+        for seed in (0, 1):
+            results = json.loads((tmp_path / arm / f"seed-{seed}" / "results.json").read_text())[setting]
+            found = summarise(results["matrix"], [1] * 4, results["zero_shot"], results["untrained"])[metric]
+            assert found is not None
+            values.append(found)
+    host, flashback = (values[0] + values[1]) / 2, (values[2] + values[3]) / 2
+    cells = page_of(tmp_path).row(setting, metric)
+    assert cells[0] == "icarl on split-cifar100"
+    assert cells[1].split(" ")[:-1] == TITLES[metric][0].split(" ")
+    assert cells[2].startswith(f"{host:.2f} ± {abs(values[0] - values[1]) / 2**0.5:.2f}")
+    assert cells[3].startswith(f"{flashback:.2f} ± ")
+    assert cells[4] == f"{flashback - host:+.2f}"
+    assert cells[7] == "2"
+
+
+def test_the_page_gives_the_answers(page: Page) -> None:
+    for words in ("icarl on split-cifar100", "equal budget", "3 pairs", "Only runs of one arm (host) are here"):
+        assert page.says(words)
+    assert page.says("Too few pairs") or page.says("fewer than 5 pairs, so read it with care")
+    assert [given["data-setting"] for tag, given in page.tags if given.get("role") == "tab"] == list(SETTINGS)
+    assert all(page.says(title) for title in SETTING_TITLES.values())
+
+
+def test_statistics_say_which_test_they_are(page: Page) -> None:
+    for words in ("Paired t-test by seed, within a method", "The paper's test over methods", "one per method and setting",
+                  "The paper's test over the tasks of a run", "one per task", "2 of 2 comparisons with fewer than 5 pairs"):  # fmt: skip
+        assert page.says(words)
+
+
+def test_printed_values_stand_beside_ours(page: Page) -> None:
+    for words in (
+        "49.82 (quoted)",
+        "59.14 (quoted), 57.57 (own run)",
+        "printed +0.45",
+        "printed t = 4.34",
+        "The paper prints t = 4.34",
+    ):
+        assert page.says(words)
+
+
+def test_a_benchmark_the_paper_does_not_know_gets_no_such_section(tmp_path: Path) -> None:
+    write_comparison(tmp_path, benchmark="split-fashion-mini")
+    page = page_of(tmp_path)
+    assert not any(given.get("id") == "the-paper" for _, given in page.tags)
+
+
+def test_what_was_left_out_is_named(page: Page) -> None:
+    assert page.says("broken: config.yaml is missing or unreadable")
+
+
+def test_the_budget_is_shown_as_measured(page: Page) -> None:
+    rows = [
+        cells for _, _, cells in page.rows if cells[:3] == ["icarl on split-cifar100", "with flashback", "equal budget"]
+    ]
+    assert rows == [
+        ["icarl on split-cifar100", "with flashback", "equal budget", "640", "20,000", "12", "4,000", "3,000"]
+    ]
+
+
+def test_charts_have_their_data_once(page: Page) -> None:
+    icarl, finetune = page.data["pairings"][1], page.data["pairings"][0]
+    assert icarl["seeds"] == {"host": 3, "flashback": 3}
+    assert finetune["seeds"] == {"host": 1}
+    view = icarl["views"][SETTINGS[0]]
+    assert [len(row) for row in view["matrix"]["host"]] == [1, 2, 3, 4]
+    assert view["curve"]["flashback"]["mean"][-1] == pytest.approx(sum(view["matrix"]["flashback"][-1]) / 4, abs=0.02)
+    assert [stage for _, stage, _, _ in icarl["losses"]["flashback"]["segments"]][:3] == ["learn", "phase 1", "phase 2"]
+    assert set(icarl["losses"]["flashback"]["terms"]) == {"task", "stability", "plasticity"}
+    assert page.data["similarities"][0]["layers"][0] == "stage4.0.conv1"
+
+
+def test_settings_are_whole_and_their_difference_is_marked(page: Page) -> None:
+    rows = {key: values for key, *values in page.data["pairings"][1]["config"]}
+    assert rows["flashback.enabled"] == ["false", "true"]
+    assert rows["training.milestones"] == ["[0.7, 0.9]"]
+    assert rows["seed"] == ["[0, 1, 2]"]
+    assert [key for key, values in rows.items() if len(values) > 1] == ["flashback.enabled"]
+
+
+# ---------------------------------------------------------------- safe, and alone
+
+
+def test_text_from_files_stays_text(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "runs", EVIL, "split-cifar100", seeds=2, training__schedule=EVIL, recipe=EVIL, run={"device": EVIL, "class_order": [EVIL], "commit": EVIL})  # fmt: skip
+    write_run(tmp_path / "other", made_config(EVIL, EVIL), {setting: made_matrix(4) for setting in SETTINGS})
+    log = [{"event": "epoch", "task": 0, "stage": EVIL, "epoch": 0, "epochs": 1, "losses": {EVIL: 1.0}}]
+    write_run(tmp_path / "log", made_config("icarl"), {setting: made_matrix(4) for setting in SETTINGS}, log=log)
+    (tmp_path / "runs" / "cka.json").write_text(json.dumps({"layers": [EVIL], "old": {"host": [0.5]}, "new": {}}))
+    text = html_page(read_report([tmp_path]))
+    page = Page(text)
+    assert [tag for tag, _ in page.tags].count("script") == 2
+    assert [tag for tag, _ in page.tags].count("img") == 0
+    assert not any(name.startswith("on") for _, given in page.tags for name in given)
+    assert page.says(" ".join(f"{EVIL} on split-cifar100".split()))
+    assert dict(map(lambda row: row[:2], page.data["pairings"][1]["config"]))["training.schedule"] == EVIL
+    assert page.data["similarities"][0]["layers"] == [EVIL]
+    assert EVIL not in text
+
+
+def test_the_page_asks_nobody_for_anything(page: Page, tmp_path: Path) -> None:
+    write_comparison(tmp_path)
+    text = html_page(read_report([tmp_path]))
+    assert "http://" not in text
+    assert "https://" not in text
+    assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|\bimport\(", text)
+    for _, given in page.tags:
+        assert given.get("src") is None
+        assert (given.get("href") or "#").startswith(("#", "data:"))
+
+
+def test_the_policy_of_the_page_allows_its_own_script_and_style_alone(page: Page, tmp_path: Path) -> None:
+    write_comparison(tmp_path)
+    text = html_page(read_report([tmp_path]))
+    policy = next(given["content"] for tag, given in page.tags if given.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    for kind, content in (
+        ("style", re.search(r"<style>(.*?)</style>", text, re.S)),
+        ("script", re.search(r"<script>(.*?)</script>", text, re.S)),
+    ):
+        assert content is not None
+        digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert not any("style" in given for _, given in page.tags)
+
+
+def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
+    write_comparison(tmp_path)
+    assert html_page(read_report([tmp_path])) == html_page(read_report([tmp_path]))
+
+
+# ---------------------------------------------------------------- many runs
+
+
+@pytest.mark.parametrize(("comparisons", "seeds"), [(10, 10), (100, 1)])
+def test_two_hundred_runs_answer_within_seconds_on_a_page_of_few_megabytes(
+    comparisons: int, seeds: int, tmp_path: Path
+) -> None:
+    for k in range(comparisons):
+        write_comparison(
+            tmp_path / str(k), seeds=seeds, tasks=10, training__lr=k, training__epochs=60, flashback__epochs=10
+        )
+    began = time.process_time()  # other processes may share the machine
+    report = read_report([tmp_path])
+    text = html_page(report)
+    spent = time.process_time() - began
+    assert len(report.runs) == 200
+    assert len(report.pairings) == comparisons
+    assert spent < 10
+    assert len(text.encode()) < 5_000_000

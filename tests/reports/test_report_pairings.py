@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run
+
+from flashback.metrics import (
+    average_accuracy,
+    deviation,
+    mean,
+    paired_over_methods,
+    paired_over_tasks,
+    paired_test,
+    verdict,
+)
+from flashback.reports import read_report
+from flashback.reports.pairings import Pairing
+
+CI, TI = SETTINGS
+
+
+def only(folder: Path) -> Pairing:
+    (pairing,) = read_report([folder]).pairings
+    return pairing
+
+
+def averages(folder: Path, arm: str, setting: str) -> dict[int, float]:
+    """By hand: the average accuracy of each seed, from the files alone."""
+    found = {}
+    for path in (folder / arm).glob("seed-*/results.json"):
+        matrix = json.loads(path.read_text())[setting]["matrix"]
+        found[int(path.parent.name.removeprefix("seed-"))] = sum(matrix[-1]) / len(matrix)
+    return found
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_arms_are_compared_by_seed(setting: str, tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=4)
+    pairing = only(tmp_path)
+    host, flashback = (averages(tmp_path, arm, setting) for arm in ("host", "flashback"))
+    row = pairing.row(setting)
+    assert pairing.seeds == [0, 1, 2, 3]
+    assert row.mean == pytest.approx(
+        {"host": np.mean(list(host.values())), "flashback": np.mean(list(flashback.values()))}
+    )
+    assert row.deviation["host"] == pytest.approx(np.std(list(host.values()), ddof=1))
+    assert row.test.p == pytest.approx(paired_test(host, flashback).p)
+    assert verdict(paired_test(host, flashback)) in pairing.answer(setting)
+
+
+def test_the_answer_names_setting_budget_and_pairs(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=6, gain=8)
+    answer = only(tmp_path).answer(CI)
+    assert answer.startswith("Average accuracy, class-incremental, equal budget: Flashback is significantly better")
+    assert "6 pairs (one per seed)" in answer
+
+
+def test_a_seed_of_one_arm_alone_makes_no_pair(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    write_run(tmp_path / "more", made_config(seed=7), {setting: made_matrix(4) for setting in SETTINGS})
+    pairing = only(tmp_path)
+    assert pairing.seeds == [0, 1, 7]
+    assert len(pairing.of("host")) == 3
+    assert pairing.row(CI).test.pairs == 2
+
+
+def test_one_seed_allows_no_test_and_one_arm_no_comparison(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "one", seeds=1)
+    assert "Too few pairs for a test" in only(tmp_path / "one").answer(CI)
+    write_run(tmp_path / "two", made_config("finetune"), {setting: made_matrix(4) for setting in SETTINGS})
+    pairing = only(tmp_path / "two")
+    assert pairing.arms == ["host"]
+    assert "nothing to compare" in pairing.answer(CI)
+
+
+def test_unequal_steps_are_an_unequal_budget(tmp_path: Path) -> None:
+    write_comparison(tmp_path)
+    path = tmp_path / "flashback" / "seed-1" / "run.json"
+    path.write_text(path.read_text().replace('"steps": 640', '"steps": 641'))
+    assert "unequal budget" in only(tmp_path).answer(CI)
+
+
+# ---------------------------------------------------------------- what belongs together
+
+
+def test_other_settings_are_another_question(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "a", training__lr=0.1)
+    write_comparison(tmp_path / "b", training__lr=0.3)
+    pairings = read_report([tmp_path]).pairings
+    assert [pairing.name for pairing in pairings] == [
+        "icarl on split-cifar100 (training.lr 0.1)",
+        "icarl on split-cifar100 (training.lr 0.3)",
+    ]
+    assert all(len(pairing.runs) == 6 for pairing in pairings)
+
+
+def test_how_often_runs_were_saved_does_not_matter(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "a", seeds=1)
+    config = made_config(seed=1, checkpoint__minutes=30.0)
+    write_run(tmp_path / "b", config, {setting: made_matrix(4) for setting in SETTINGS})
+    assert len(only(tmp_path).runs) == 3
+
+
+def test_variants_of_flashback_share_the_host(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "a", flashback__alpha=0.01)
+    for seed in range(3):
+        config = made_config(seed=seed, flashback__enabled=True, flashback__alpha=0.1)
+        write_run(tmp_path / f"b{seed}", config, {setting: made_matrix(4, seed, 9) for setting in SETTINGS})
+    report = read_report([tmp_path])
+    assert [pairing.name for pairing in report.pairings] == [
+        "icarl on split-cifar100 (flashback.alpha 0.01)",
+        "icarl on split-cifar100 (flashback.alpha 0.1)",
+    ]
+    assert len(report.runs) == 9
+    assert report.pairings[0].of("host") == report.pairings[1].of("host")
+    assert not report.skipped
+
+
+def test_arms_that_a_recipe_sets_up_differently_still_meet(tmp_path: Path) -> None:
+    matrices = {setting: made_matrix(4) for setting in SETTINGS}
+    for seed in range(2):
+        one = made_config(seed=seed, recipe="as-published", training__schedule="none")
+        other = made_config(seed=seed, recipe="as-published", flashback__enabled=True)
+        write_run(tmp_path / f"host{seed}", one, matrices)
+        write_run(tmp_path / f"flashback{seed}", other, matrices)
+    pairing = only(tmp_path)
+    assert pairing.row(CI).test.pairs == 2
+    assert pairing.comparison.differing_settings == ["training.schedule"]
+
+
+def test_arms_of_different_settings_do_not_meet_where_it_is_not_clear_which(tmp_path: Path) -> None:
+    matrices = {setting: made_matrix(4) for setting in SETTINGS}
+    for index, lr in enumerate((0.1, 0.2)):
+        write_run(tmp_path / f"host{index}", made_config(training__lr=lr), matrices)
+    write_run(tmp_path / "flashback", made_config(training__lr=0.3, flashback__enabled=True), matrices)
+    assert [pairing.arms for pairing in read_report([tmp_path]).pairings] == [["host"], ["host"], ["flashback"]]
+
+
+def test_a_run_made_twice_counts_once(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "a", seeds=2)
+    write_run(tmp_path / "b", made_config(seed=1), {setting: made_matrix(4) for setting in SETTINGS})
+    report = read_report([tmp_path])
+    assert len(report.runs) == 4
+    assert report.skipped == {"b": "repeats a/host/seed-1: the same configuration and seed"}
+
+
+def test_runs_on_other_data_are_kept_apart(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "a")
+    write_comparison(tmp_path / "b", run={"data_checksum": "other"})
+    names = [pairing.name for pairing in read_report([tmp_path]).pairings]
+    assert names == ["icarl on split-cifar100", "icarl on split-cifar100 #2"]
+
+
+def test_other_devices_are_remarked_upon(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=1)
+    path = tmp_path / "host" / "seed-0" / "run.json"
+    path.write_text(path.read_text().replace('"torch": "2.13.0"', '"torch": "2.11.0"'))
+    assert only(tmp_path).comparison.differing_surroundings == ["torch"]
+
+
+def test_averages_over_images_are_shown_for_unequal_tasks_alone(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "b0")
+    write_comparison(tmp_path / "b50", benchmark="cifar100-b50-10", sizes=[50, 10, 10, 10])
+    b50, b0 = read_report([tmp_path]).pairings
+    assert "average_incremental_accuracy_images" not in b0.metrics
+    assert b50.row(CI, "last_accuracy_images").mean["host"] == pytest.approx(
+        mean(
+            [
+                json.loads(p.read_text())[CI]["last_accuracy_images"]
+                for p in (tmp_path / "b50/host").glob("*/results.json")
+            ]
+        )
+    )
+
+
+# ---------------------------------------------------------------- the paper's tests
+
+
+def test_the_test_over_methods_pairs_methods_and_settings(tmp_path: Path) -> None:
+    for host in ("icarl", "lucir", "xder"):
+        write_comparison(tmp_path / host, host, gain=len(host))
+    write_comparison(tmp_path / "elsewhere", "icarl", "split-cifar10")
+    expected = {
+        arm: {
+            host: {
+                setting: float(np.mean(list(averages(tmp_path / host, arm, setting).values()))) for setting in SETTINGS
+            }
+            for host in ("icarl", "lucir", "xder")
+        }
+        for arm in ("host", "flashback")
+    }
+    report = read_report([tmp_path])
+    test = report.over_methods("split-cifar100")
+    assert test is not None
+    assert test.pairs == 6
+    assert test.t == pytest.approx(paired_over_methods(expected["host"], expected["flashback"]).t)
+    assert report.over_methods("split-cifar10") is None
+
+
+def test_the_test_over_tasks_uses_means_over_seeds(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    means = []
+    for arm in ("host", "flashback"):
+        rows = [json.loads(path.read_text())[TI]["matrix"] for path in (tmp_path / arm).glob("*/results.json")]
+        means.append([[(a + b) / 2 for a, b in zip(*both, strict=True)] for both in zip(*rows, strict=True)])
+    test = only(tmp_path).over_tasks(TI)
+    assert test.pairs == 4
+    assert test.p == pytest.approx(paired_over_tasks(*means).p)
+    assert average_accuracy(means[1]) > average_accuracy(means[0])
+
+
+def test_deviation_is_absent_for_one_seed(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=1)
+    assert only(tmp_path).row(CI).deviation == {"host": None, "flashback": deviation([1.0])}

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run
+
+from flashback.errors import FlashbackError
+from flashback.metrics import average_accuracy, paired_test
+from flashback.reports import csv_table, latex_tables, markdown_tables, read_report, write_report
+from flashback.reports.tables import latex, plain
+
+EVIL = "a|b<script>&_{x}$1%\\=~^#`*\nnext"
+
+
+def average(folder: Path, arm: str, seed: int, setting: str) -> float:
+    return average_accuracy(json.loads((folder / arm / f"seed-{seed}" / "results.json").read_text())[setting]["matrix"])
+
+
+def test_csv_has_one_line_per_method_setting_and_metric(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    rows = list(csv.DictReader(io.StringIO(csv_table(read_report([tmp_path])))))
+    assert len(rows) == 2 * 8
+    row = next(row for row in rows if (row["setting"], row["metric"]) == (SETTINGS[0], "average_accuracy"))
+    values = {arm: [average(tmp_path, arm, seed, SETTINGS[0]) for seed in (0, 1)] for arm in ("host", "flashback")}
+    test = paired_test(values["host"], values["flashback"])
+    assert float(row["host_mean"]) == pytest.approx(sum(values["host"]) / 2)
+    assert float(row["difference"]) == pytest.approx(test.difference)
+    assert float(row["p"]) == pytest.approx(test.p)
+    assert (row["host"], row["benchmark"], row["recipe"]) == ("icarl", "split-cifar100", "controlled")
+    assert (row["host_seeds"], row["pairs"], row["budget"]) == ("2", "2", "equal budget")
+    assert (row["host_printed"], row["flashback_printed"], row["printed_in"]) == ("49.82", "53.2", "Table 1")
+
+
+def test_csv_holds_no_formulas(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", made_config("=1+1", "@x"), {setting: made_matrix(3) for setting in SETTINGS})
+    row = next(csv.DictReader(io.StringIO(csv_table(read_report([tmp_path])))))
+    assert (row["host"], row["benchmark"], row["method"]) == ("'=1+1", "'@x", "'=1+1 on @x")
+
+
+def test_markdown_has_answers_and_a_table_per_setting(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=3)
+    text = markdown_tables(read_report([tmp_path]))
+    host = [average(tmp_path, "host", seed, SETTINGS[1]) for seed in range(3)]
+    assert "## Class-incremental" in text
+    assert "## Task-incremental" in text
+    assert "3 pairs (one per seed)" in text
+    section = text.split("## Task-incremental")[1]
+    line = next(line for line in section.splitlines() if line.startswith("| icarl on split-cifar100 | host |"))
+    assert line.split("|")[3].strip().startswith(f"{sum(host) / 3:.2f} ± ")
+    assert "## The paper" in text
+    assert "printed +0.45" in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in tables[:5]} == {11}
+
+
+def test_latex_is_booktabs_with_both_arms_and_their_difference(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=3)
+    text = latex_tables(read_report([tmp_path]))
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+    for rule in (r"\toprule", r"\midrule", r"\bottomrule"):
+        assert text.count(rule) == 2
+    host = [average(tmp_path, "host", seed, SETTINGS[0]) for seed in range(3)]
+    line = next(line for line in text.splitlines() if line.strip().startswith("icarl on split-cifar100 & host"))
+    assert f"{sum(host) / 3:.2f} $\\pm$ " in line
+    assert line.endswith(r"\\")
+    assert line.count("&") == 9
+    assert "& difference & +" in text
+
+
+def test_names_cannot_break_markdown_or_latex(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", made_config(EVIL), {setting: made_matrix(3) for setting in SETTINGS})
+    report = read_report([tmp_path])
+    line = next(line for line in markdown_tables(report).splitlines() if line.startswith("| a"))
+    assert len(re.findall(r"(?<!\\)\|", line)) == 11
+    assert not re.search(r"(?<!\\)<script", line)
+    row = next(line for line in latex_tables(report).splitlines() if line.startswith("    a"))
+    assert len(re.findall(r"(?<!\\)&", row)) == 9
+    assert r"\_\{x\}\$1\%\textbackslash{}" in row
+
+
+def test_escapes() -> None:
+    assert plain("a|b\n*c*") == r"a\|b \*c\*"
+    assert latex("50% & $x_1$ ± 2") == r"50\% \& \$x\_1\$ $\pm$ 2"
+
+
+@pytest.mark.parametrize(
+    ("out", "form", "expected"),
+    [
+        ("r.html", "html", ["r.html"]),
+        ("r.html", "md", ["r.md"]),
+        ("deep/r", "latex", ["deep/r.tex"]),
+        ("r.v2", "csv", ["r.v2.csv"]),
+        ("r.html", "all", ["r.html", "r.md", "r.tex", "r.csv"]),
+    ],
+)
+def test_files_are_written_where_they_were_asked_for(out: str, form: str, expected: list[str], tmp_path: Path) -> None:
+    write_comparison(tmp_path / "runs", seeds=1)
+    written = write_report(read_report([tmp_path / "runs"]), tmp_path / out, form)
+    assert written == [tmp_path / name for name in expected]
+    assert all(path.stat().st_size > 100 for path in written)
+
+
+def test_an_unknown_format_is_an_error(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=1)
+    with pytest.raises(FlashbackError, match="unknown format 'htm'; did you mean 'html'"):
+        write_report(read_report([tmp_path]), tmp_path / "x.html", "htm")
