@@ -16,6 +16,7 @@ Command = Callable[..., tuple[int, str, str]]
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Every test has a folder of its own, and leaves no host behind."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
     known = dict(HOSTS._entries)
     yield tmp_path
     HOSTS._entries = known

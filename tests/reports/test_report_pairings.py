@@ -198,6 +198,10 @@ def test_the_test_over_methods_pairs_methods_and_settings(tmp_path: Path) -> Non
     assert test.pairs == 6
     assert test.t == pytest.approx(paired_over_methods(expected["host"], expected["flashback"]).t)
     assert report.over_methods("split-cifar10") is None
+    write_comparison(tmp_path / "again", "xder", training__lr=0.01)
+    without = read_report([tmp_path]).over_methods("split-cifar100")
+    assert without is not None
+    assert without.pairs == 4, "a method that ran twice does not count"
 
 
 def test_the_test_over_tasks_uses_means_over_seeds(tmp_path: Path) -> None:

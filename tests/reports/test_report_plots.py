@@ -26,7 +26,7 @@ def test_every_chart_is_written_as_png_and_pdf(tmp_path: Path) -> None:
         if path.suffix == ".png":
             with Image.open(path) as image:
                 assert min(image.size) > 150
-                assert len(set(image.convert("L").resize((40, 40)).getdata())) > 5, "not an empty picture"
+                assert len(set(image.convert("L").resize((40, 40)).tobytes())) > 5, "not an empty picture"
         else:
             assert path.read_bytes().startswith(b"%PDF")
 
@@ -38,17 +38,9 @@ def test_names_are_not_mathematics_and_not_paths(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a" / "log.jsonl").unlink()
     written = write_plots(read_report([tmp_path / "runs"]), tmp_path / "plots")
     assert {path.parent for path in written} == {tmp_path / "plots"}
-    assert {path.stem for path in written} == {
-        *(f"frac-x-on-split-cifar100-{kind}-{s.replace('_', '-')}" for kind in ("accuracy", "matrices") for s in SETTINGS),
-        "frac-x-on-split-cifar100-budget",
-    }  # fmt: skip
-
-
-def test_the_same_runs_give_the_same_files(tmp_path: Path) -> None:
-    write_comparison(tmp_path / "runs", seeds=1)
-    report = read_report([tmp_path / "runs"])
-    first, second = ([path.read_bytes() for path in write_plots(report, tmp_path / name)] for name in "ab")
-    assert first == second
+    kinds = ("accuracy-class-incremental", "accuracy-task-incremental", "budget")
+    kinds += ("matrices-class-incremental", "matrices-task-incremental")
+    assert {path.stem for path in written} == {f"frac-x-on-split-cifar100-{kind}" for kind in kinds}
 
 
 def test_no_name_is_given_twice() -> None:

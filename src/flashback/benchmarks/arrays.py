@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import tarfile
 import zipfile
 from collections.abc import Iterable
@@ -52,6 +53,10 @@ def _member(archive: zipfile.ZipFile, key: str, path: Path) -> Array:
     if declared != info.file_size or info.file_size > growth * path.stat().st_size:
         raise FlashbackError(
             f"{path}: '{key}' declares {declared} bytes of shape {shape}, which the file cannot hold; write it again"
+        )
+    if declared > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):  # a bomb that holds its word
+        raise FlashbackError(
+            f"{path}: '{key}' needs {declared / 2**30:.1f} GiB of memory, but this machine has {memory / 2**30:.1f}"
         )
     with archive.open(info) as stream:
         array: Array = npy.read_array(stream, allow_pickle=False)

@@ -55,7 +55,9 @@ def _store(root: Path) -> Store:
 
 
 def _cache(beside: Path) -> Path:
-    return (beside if os.access(beside, os.W_OK) else data_folder(None)) / CACHE
+    """Beside the data, unless that cannot be written, or a link would lead the writing elsewhere."""
+    usable = os.access(beside, os.W_OK) and not (beside / CACHE).is_symlink()
+    return (beside if usable else data_folder(None)) / CACHE
 
 
 def _class_folders(folder: Path) -> list[str]:

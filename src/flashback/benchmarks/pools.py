@@ -54,12 +54,8 @@ def reading(path: Path) -> Iterator[None]:
 
 def data_folder(data: str | Path | None) -> Path:
     """Where datasets lie: the folder given, else FLASHBACK_DATA, else the user's cache folder."""
-    chosen = data or os.environ.get("FLASHBACK_DATA")
-    if not chosen:
-        import pooch
-
-        chosen = str(pooch.os_cache("flashback"))
-    folder = Path(chosen).expanduser()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "flashback"
+    folder = Path(data or os.environ.get("FLASHBACK_DATA") or cache).expanduser()
     if folder.exists() and not folder.is_dir():
         raise FlashbackError(f"the data folder {folder} is a file; give the folder that holds the dataset")
     return folder

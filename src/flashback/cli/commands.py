@@ -149,7 +149,7 @@ def compare(
             watch=view.watch,
         )
     console = output()
-    console.print(tables.comparison_table(comparison), tables.cost_table(comparison))
+    console.print(tables.comparison_table(comparison, console.width), tables.cost_table(comparison))
     for note in tables.comparison_notes(comparison):
         console.print(note, soft_wrap=True)
     console.print(f"Records: {folder}", soft_wrap=True)

@@ -52,4 +52,6 @@ def end(code: int, line: str) -> int:
 
 
 def say(line: str) -> None:
-    print(" ".join(line.split()), file=sys.stderr)
+    """One line. What a terminal would obey is spelled out: names and values may come from anybody's files."""
+    words = " ".join(line.split())
+    print("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words), file=sys.stderr)

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from flashback.cli.progress import output
-from flashback.errors import FlashbackError
 from flashback.reports import Report, read_report, write_plots, write_report
 from flashback.reports.words import plural
 from flashback.training.evaluation import SETTINGS
@@ -28,10 +27,6 @@ def report(folders: Folders, out: Out = None, form: Form = "html", plots: Plots 
     found = read_report(folders)
     for name, reason in found.skipped.items():
         typer.echo(f"left out: {name}: {reason}", err=True)
-    if not found.pairings:
-        raise FlashbackError(
-            f"no finished run below {', '.join(map(str, folders))}; train some with `flashback compare`"
-        )
     written = write_report(found, out or folders[0] / "report.html", form)
     drawn = write_plots(found, plots) if plots is not None else []
     print_answers(found, written)

@@ -20,26 +20,29 @@ from flashback.training.jobs import ARMS
 
 NAMES = {
     "average_accuracy": "average accuracy AA",
-    "average_incremental_accuracy": "average incremental accuracy AIA",
+    "average_incremental_accuracy": "average incremental AIA",
     "forgetting": "forgetting",
     "backward_transfer": "backward transfer BWT",
     "forward_transfer": "forward transfer FWT",
-    "stability_plasticity_ratio": "stability-plasticity ratio SPR",
-    "new_task_accuracy": "new-task accuracy, last task",
-    "mean_new_task_accuracy": "new-task accuracy, mean",
+    "stability_plasticity_ratio": "stability ratio SPR",
+    "new_task_accuracy": "new task, last",
+    "mean_new_task_accuracy": "new task, mean",
 }
 ABSENT = "-"
+WIDE = 104  # columns of a terminal that shows a comparison whole
 
 
 def title_of(metric: str) -> str:
-    return NAMES[metric] + ("" if METRICS[metric] else " (less is better)")
+    """The arrow marks what is better when it is less."""
+    return NAMES[metric] + ("" if METRICS[metric] else " ↓")
 
 
 def make_table(title: str, *columns: str, texts: int = 1) -> Table:
     """The first `texts` columns hold words, the others numbers."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < texts else "right", overflow="fold")
+        is_text = number < texts
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     return table
 
 
@@ -114,15 +117,20 @@ def words(name: str) -> str:
 # ---------------------------------------------------------------- a comparison
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: Comparison, width: int) -> Table:
+    """On a narrow terminal the intervals are left out."""
+    columns = [*ARMS, "difference", "95 % interval", "p"]
+    shown = [k for k, column in enumerate(columns) if width >= WIDE or column != "95 % interval"]
     seeds = f"{len(comparison.seeds)} seed{'s' * (len(comparison.seeds) > 1)}"
-    title = f"{comparison.host} without and with flashback on {comparison.benchmark}, {seeds}, mean ± deviation"
-    table = make_table(title, "", *ARMS, "difference", "95 % interval", "p")
+    title = f"{comparison.host} without and with flashback on {comparison.benchmark}, {seeds}"
+    table = make_table(title, "", *(columns[k] for k in shown))
+    table.caption, table.caption_justify = "mean ± deviation; ↓ less is better", "left"
     for setting in SETTINGS:
         table.add_row(Text(words(setting), style="bold"))
         for row in comparison.rows:
             if row.setting == setting:
-                table.add_row(f"  {title_of(row.metric)}", *row_cells(row))
+                cells = row_cells(row)
+                table.add_row(f"  {title_of(row.metric)}", *(cells[k] for k in shown))
         table.add_section()
     return table
 
@@ -136,7 +144,7 @@ def row_cells(row: Row) -> list[str]:
 
 
 def cost_table(comparison: Comparison) -> Table:
-    columns = ("optimiser steps", "images", "bytes of stable knowledge", "of plastic knowledge", "seconds")
+    columns = ("steps", "images", "stable bytes", "plastic bytes", "seconds")
     table = make_table(f"cost of one run: {comparison.budget}", "", *columns)
     for arm, cost in comparison.cost.items():
         amounts: Sequence[float | None] = (cost.steps, cost.images, cost.bytes.get("stable"), cost.bytes.get("plastic"))

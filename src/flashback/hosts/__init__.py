@@ -4,4 +4,19 @@ from flashback.hosts import beef, der, ewc, finetune, foster, icarl, lucir, lwf_
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.stages import Optimisation, Stage, Step
 
-__all__ = ["HOSTS", "Host", "Optimisation", "Stage", "Step", "beef", "der", "ewc", "finetune", "foster", "icarl", "lucir", "lwf_mc", "xder"]
+__all__ = [
+    "HOSTS",
+    "Host",
+    "Optimisation",
+    "Stage",
+    "Step",
+    "beef",
+    "der",
+    "ewc",
+    "finetune",
+    "foster",
+    "icarl",
+    "lucir",
+    "lwf_mc",
+    "xder",
+]

@@ -205,7 +205,6 @@ class Beef(ExpandingHost):
             "fusion",
             self.settings.fusion_epochs,
             self.settings.fusion_lr,
-            decayed=True,
             stream=self.balanced_stream,
             parameters=lambda: list(cast(Fusion, self.fusion).parameters()),
             forward=self.forward_fused,

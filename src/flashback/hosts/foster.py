@@ -20,9 +20,8 @@ from flashback.nets import Backbone, LinearHead, Output, grown_linear
 
 @dataclass(frozen=True)
 class FosterSettings(CompressionSettings):
-    beta1: float | tuple[float, ...] = (
-        0.96  # logits alignment; a list has a value per task from the second, the last stays
-    )
+    # Strength of the logits alignment, or a list of one for each task from the second on, of which the last stays.
+    beta1: float | tuple[float, ...] = 0.96
     distillation: float = 1.0  # weight of the distillation from the old network
 
     def check(self) -> None:

@@ -58,13 +58,20 @@
 
   // ---------------------------------------------------------------- scales
 
-  function ticks(low, high, count = 5) {
+  function ticks(low, high, count = 6) {
     const rough = (high - low || 1) / count;
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);
     const values = [];
     for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) values.push(Number((k * step).toPrecision(12)));
     return values;
+  }
+
+  // Exponents of round numbers: 1, 10, 100, with 2 and 5 between them where there is room.
+  function powers(low, high) {
+    const factors = high - low < 2 ? [1, 2, 5] : [1], values = [];
+    for (let power = Math.floor(low); power <= high; power++) values.push(...factors.map((factor) => power + Math.log10(factor)));
+    return values.filter((value) => value >= low && value <= high);
   }
 
   function range(values, padding = 0.08, least = 1) {
@@ -252,8 +259,8 @@
       row.forEach((value, j) => {
         const x = left + size * j, y = size * k, fill = colour(value);
         node.append(svg("rect", { x: x + 0.5, y: y + 0.5, width: Math.max(1, size - 1), height: Math.max(1, size - 1), fill: css(fill) }));
-        if (size >= 34) {
-          const label = text(format(value, 1), x + size / 2, y + size / 2 + 4, "cell-text");
+        if (size >= 30) {
+          const label = text(format(value, size >= 38 ? 1 : 0), x + size / 2, y + size / 2 + 4, "cell-text");
           label.style.fill = readable(fill);
           node.append(label);
         }
@@ -291,8 +298,7 @@
     const logarithmic = positive.length > 0 && Math.min(...values) >= 0;
     const height = logarithmic ? Math.log10 : (value) => value;
     const reach = range((logarithmic ? positive : values).map(height), 0.06, logarithmic ? 0.5 : 0);
-    const marks = logarithmic ? ticks(Math.ceil(reach[0]), Math.floor(reach[1])).filter(Number.isInteger) : ticks(...reach);
-    const yTicks = marks.length > 1 || !logarithmic ? marks : ticks(...reach, 4);
+    const yTicks = logarithmic ? powers(...reach) : ticks(...reach);
     const panels = html("div", undefined, { class: "panels two" });
     box.append(panels);
     for (const arm of arms) {
@@ -364,27 +370,33 @@
   // ---------------------------------------------------------------- the answers: difference and interval
 
   function drawStrips() {
-    const shown = data.pairings.map((one) => one.interval[state.setting]).filter(Boolean);
-    const widest = Math.max(1, ...shown.map(([d]) => Math.abs(d)));
-    const reach = Math.max(widest * 1.2, Math.min(widest * 4, ...[Math.max(0, ...shown.flatMap(([, low, high]) => (known(low) ? [Math.abs(low), Math.abs(high)] : [0])))])) * 1.08;
-    $$(".strip").forEach((box, k) => {
+    const intervals = data.pairings.map((one) => one.interval[state.setting]);
+    const complete = intervals.filter(Boolean), strips = $$("[data-strip]");
+    if (!strips.length) return;
+    const differences = complete.map(([d]) => Math.abs(d));
+    const ends = complete.flatMap(([, low, high]) => (known(low) ? [Math.abs(low), Math.abs(high)] : []));
+    // One scale for all; an interval from very few seeds may leave it, rather than press all others together.
+    const widest = Math.max(1, ...differences);
+    const reach = 1.1 * Math.max(widest, Math.min(4 * widest, Math.max(0, ...ends)));
+    const width = Math.max(200, strips[0].clientWidth), x = scale(-reach, reach, 6, width - 6);
+    for (const box of strips) {
       box.replaceChildren();
-      const interval = data.pairings[k].interval[state.setting];
-      if (!interval) return;
-      const [d, low, high] = interval, width = Math.max(200, box.clientWidth), x = scale(-reach, reach, 6, width - 6);
+      const interval = intervals[Number(box.dataset.strip)];
+      if (!interval) continue;
+      const [d, low, high] = interval;
       const label = `difference ${signed(d)}` + (known(low) ? `, 95 % interval ${signed(low)} to ${signed(high)}` : "");
       const node = svg("svg", { viewBox: `0 0 ${width} 52`, height: 52, role: "img", "aria-label": label });
       box.append(node);
       node.append(line(6, 26, width - 6, 26, "axis"), line(x(0), 18, x(0), 34, "axis"), text("0", x(0), 48, "middle"), text("host better", 6, 48), text("flashback better", width - 6, 48, "end"));
       const group = svg("g", { class: d < 0 ? "toward-host" : "flashback" });
       if (known(low)) {
-        const ends = [Math.max(low, -reach), Math.min(high, reach)].map(x);
-        const caps = (low >= -reach ? `M${ends[0]} 21V31` : "") + (high <= reach ? `M${ends[1]} 21V31` : "");
-        group.append(svg("path", { d: `M${ends[0]} 26H${ends[1]}${caps}`, class: "line" }));
+        const [from, to] = [Math.max(low, -reach), Math.min(high, reach)].map(x);
+        const caps = (low >= -reach ? `M${from} 21V31` : "") + (high <= reach ? `M${to} 21V31` : "");
+        group.append(svg("path", { d: `M${from} 26H${to}${caps}`, class: "line" }));
       }
       group.append(marker("flashback", x(d), 26, 5));
       node.append(group, text(signed(d), Math.max(24, Math.min(width - 24, x(d))), 13, "middle strong"));
-    });
+    }
   }
 
   // ---------------------------------------------------------------- settings

@@ -117,7 +117,8 @@ def answer(pairing: Pairing, index: int) -> Html:
         *(element("p", pairing.answer(setting), data_of=setting) for setting in SETTINGS),
         element("button", "Show its charts", type="button", data_pairing=str(index)),
     )
-    return element("li", words, element("div", class_="strip"), class_="card answer")
+    strip = [element("div", class_="strip", data_strip=str(index))] if len(pairing.arms) == len(ARMS) else []
+    return element("li", words, *strip, class_="card answer")
 
 
 def badges(pairing: Pairing) -> list[Html]:

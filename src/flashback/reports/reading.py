@@ -125,7 +125,7 @@ def read_into(found: Found, path: Path, name: str) -> None:
     try:
         found.runs.append(read_run(path, name))
     except FlashbackError as error:
-        found.skipped[name] = str(error).removeprefix(f"{path} is not a run record: ")
+        found.skipped[name] = str(error).removeprefix(f"{path} is not a run record: ").removeprefix(f"{path}/")
 
 
 # ---------------------------------------------------------------- one run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flashback.config import within
 from flashback.errors import unknown
 from flashback.records import write_atomically
 from flashback.reports.page import html_page
@@ -23,6 +24,7 @@ def write_report(report: Report, out: Path, form: str = "html") -> list[Path]:
     """Write one form, or all of them side by side; returns the files written."""
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
+    within(bool(report.pairings), "there is no finished run to report; train some with `flashback compare`")
     written = []
     for suffix, write in WRITERS.values() if form == "all" else [WRITERS[form]]:
         path = replace_suffix(out, suffix)

@@ -30,23 +30,24 @@ def run_in_processes(
     problems: dict[str, str | None] = dict.fromkeys(jobs, DIED)
     running: dict[Any, tuple[str, BaseProcess, Observer]] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < count:
-                name = waiting.pop(0)
-                pipe, process = start(work, jobs[name])
-                running[pipe] = name, process, watch(name)
-            for ready in wait(list(running)):
-                name, process, observer = running[ready]
-                kind, value = receive(ready)
-                if kind == "event":
-                    observer(value)
-                elif kind == "end":
-                    problems[name] = value
-                elif kind == "interrupted":
-                    raise Interrupted
-                else:
-                    process.join()
-                    del running[ready]
+        with interrupted_by_sigterm():
+            while waiting or running:
+                while waiting and len(running) < count:
+                    name = waiting.pop(0)
+                    pipe, process = start(work, jobs[name])
+                    running[pipe] = name, process, watch(name)
+                for ready in wait(list(running)):
+                    name, process, observer = running[ready]
+                    kind, value = receive(ready)
+                    if kind == "event":
+                        observer(value)
+                    elif kind == "end":
+                        problems[name] = value
+                    elif kind == "interrupted":
+                        raise Interrupted
+                    else:
+                        process.join()
+                        del running[ready]
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
@@ -91,12 +92,25 @@ def stop(processes: Iterable[BaseProcess]) -> None:
 
 @contextmanager
 def ignoring_interrupts() -> Iterator[None]:
-    """A process started in here does not react to Ctrl-C until its run asks for it; the parent speaks for all."""
+    """A process started in here does not react to Ctrl-C: its parent does, and stops it in good order."""
+    with handling(signal.SIGINT, signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM stops the parent as Ctrl-C does; killed by it, it would leave its processes alone."""
+    with handling(signal.SIGTERM, signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(number, previous)

@@ -1,0 +1,65 @@
+"""The pages of the documentation, taken apart: code blocks, commands and tables."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+SHELL = ("bash", "console", "sh")
+
+FENCE = re.compile(r"^```(?P<language>[\w+-]*)(?: +title=\"(?P<title>[^\"]+)\")? *$")
+NOT_RUN = re.compile(r"^<!-- not run: (?P<reason>.+) -->$")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    title: str | None  # the file a reader saves it as
+    text: str
+    not_run: str | None  # why it cannot be carried out here
+
+    def commands(self) -> list[list[str]]:
+        """The command lines of a shell block, in words, comments and prompts taken off."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [words for line in lines if (words := shlex.split(line.strip().removeprefix("$ "), comments=True))]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Fenced blocks, and indented ones as blocks of shell commands, in the order of the page."""
+    reason: str | None = None
+    lines = iter(page.read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if opening := FENCE.match(line):
+            inside = [text for text in iter(lambda: next(lines), "```")]
+            yield Block(opening["language"], opening["title"], "\n".join(inside) + "\n", reason)
+        elif re.match(r"    (flashback|make) \w", line):
+            yield Block("bash", None, line, reason)
+        if line.strip():
+            mark = NOT_RUN.match(line)
+            reason = mark["reason"] if mark else None
+
+
+def calls(block: Block, program: str) -> list[list[str]]:
+    """The arguments of each call of a program in a shell block."""
+    return [words[1:] for words in block.commands() if words[0] == program] if block.language in SHELL else []
+
+
+def section(text: str, title: str) -> str:
+    """What stands under a heading, down to the next one of its level or above."""
+    found = re.search(rf"^(#+) {re.escape(title)}$\n(.*?)(?=^#{{1,3}} |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert found, f"there is no section '{title}'"
+    return found[2]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all table rows, without headings and without the marks of code."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    heads = {k for k, line in enumerate(lines) if k + 1 < len(lines) and re.match(r"\| -+:? ", lines[k + 1])}
+    kept = [line for k, line in enumerate(lines) if k not in heads and not re.match(r"\| -+:? ", line)]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in kept]

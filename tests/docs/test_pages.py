@@ -1,0 +1,173 @@
+"""What the pages say of the code is so: every table is compared with what it describes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from doc_pages import DOCS, ROOT, rows, section
+
+import flashback
+from flashback.benchmarks import BENCHMARKS, describe_benchmarks, imagenet100_classes
+from flashback.config import RunConfig
+from flashback.hosts import HOSTS
+from flashback.metrics import summarise
+from flashback.recipes import KINDS, list_recipes
+from flashback.training.jobs import Place
+from flashback.training.sweep import Part, plan, read_sweep, shipped_sweeps
+
+
+def text_of(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def shown(value: Any) -> str:
+    """A default as the pages write it: as YAML does."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return (value or "empty") if isinstance(value, str) else json.dumps(value)
+
+
+def defaults(settings: type, prefix: str) -> dict[str, str]:
+    """Of plain fields; those that hold further settings have tables of their own."""
+    fields = [field for field in dataclasses.fields(settings) if field.default is not dataclasses.MISSING]
+    return {f"{prefix}{field.name}": shown(field.default) for field in fields}
+
+
+# ---------------------------------------------------------------- hosts and settings
+
+
+@pytest.mark.parametrize("name", list(HOSTS))
+def test_every_host_has_a_section_with_its_settings(name: str) -> None:
+    if HOSTS[name].__module__.split(".")[0] != "flashback":
+        pytest.skip("a host from outside the package")
+    own = section(text_of("hosts.md"), name)
+    expected = defaults(HOSTS[name].Settings, "host.")
+    del expected["host.name"]  # the title of the section
+    table = {key: default for key, default, _ in rows(own)}
+    assert table == expected
+    assert all(meaning for _, _, meaning in rows(own))
+    if HOSTS[name].has_knowledge:
+        for word in ("Keeps", "tages", "osses", "istance", "upport", "hase 2 restores"):
+            assert word in own, f"{name}: nothing is said of {word}"
+
+
+def test_no_section_is_of_a_host_that_is_gone() -> None:
+    assert set(re.findall(r"^### (\S+)$", text_of("hosts.md"), flags=re.MULTILINE)) <= set(HOSTS)
+
+
+@pytest.mark.parametrize("name", ["benchmark", "training", "flashback", "checkpoint", "the run"])
+def test_every_setting_of_a_run_is_told(name: str) -> None:
+    sections = {field.name: field.default_factory for field in dataclasses.fields(RunConfig)}
+    inner = sections.get(name)
+    expected = defaults(inner, f"{name}.") if isinstance(inner, type) else defaults(RunConfig, "")
+    assert {row[0]: row[1] for row in rows(section(text_of("recipes.md"), name))} == expected
+
+
+# ---------------------------------------------------------------- what is shipped
+
+
+def test_all_recipes_are_listed() -> None:
+    table: dict[str, list[str]] = {}
+    for name in sorted({recipe.host for recipe in list_recipes()}):
+        own = [sorted(r.benchmark for r in list_recipes() if (r.host, r.kind) == (name, kind)) for kind in KINDS]
+        table[name] = ["<br>".join(benchmarks) or "–" for benchmarks in own]
+    listed = {row[0]: row[1:] for row in rows(section(text_of("recipes.md"), "Shipped recipes"))}
+    expected = "\n".join(f"| `{name}` | {' | '.join(cells)} |" for name, cells in table.items())
+    assert listed == table, f"the list should be\n{expected}"
+
+
+def test_all_benchmarks_are_listed() -> None:
+    text = text_of("benchmarks.md")
+    listed = [row for row in rows(text) if row[0] in BENCHMARKS]
+    assert listed == [[str(cell) for cell in row.values()] for row in sorted(describe_benchmarks(), key=position)]
+    for dataset in {BENCHMARKS[name].dataset for name in BENCHMARKS}:
+        for file in dataset.files:
+            assert f"`{Path(file).name if Path(file).is_absolute() else file}`" in text
+        assert dataset.url is None or dataset.url in text
+
+
+def position(row: dict[str, Any]) -> int:
+    return list(BENCHMARKS._entries).index(row["name"])
+
+
+def test_the_rule_for_imagenet_100() -> None:
+    import numpy as np
+
+    assert imagenet100_classes() == sorted(np.random.RandomState(1993).permutation(1000)[:100])
+    assert "numpy.random.RandomState(1993).permutation(1000)" in section(text_of("benchmarks.md"), "ImageNet-100")
+
+
+def test_all_sweeps_are_listed() -> None:
+    expected = {}
+    for name in shipped_sweeps():
+        sweep = read_sweep(name)
+        expected[name] = [str(len(plan(sweep, Path("out"), Place(None, "cpu", 1, None)))), sweep.title]
+    assert {row[0]: row[1:] for row in rows(section(text_of("sweeps.md"), "Shipped sweeps"))} == expected
+    keys = {row[0] for row in rows(section(text_of("sweeps.md"), "Sweep"))}
+    assert keys == {"title", "parts", *(field.name for field in dataclasses.fields(Part))}
+
+
+def test_all_metrics_are_defined() -> None:
+    text = text_of("metrics.md")
+    for name in summarise([[90.0], [80.0, 85.0]], [1, 1]):
+        assert f"`{name}`" in text
+
+
+def test_the_speeds_are_those_measured() -> None:
+    text = text_of("speed.md")
+    file = re.search(r"`(speed/\S+\.json)`", text)
+    assert file
+    measured = json.loads((ROOT / file[1]).read_text(encoding="utf-8"))
+    expected = [
+        [
+            speed["host"],
+            "flashback" if speed["flashback"] else "host",
+            str(speed["batch_size"]),
+            "fast" if speed["fast"] else "deterministic",
+            f"{speed['images_per_second']:,.0f}",
+            f"{speed['preparation_seconds']:.1f} s",
+            f"{speed['peak_bytes'] / 2**30:.2f} GiB",
+        ]
+        for speed in measured["speeds"]
+    ]
+    assert all(speed["captured"] for speed in measured["speeds"])
+    assert sorted(rows(section(text, "Measured"))) == sorted(expected)
+    assert f"{measured['device']}, PyTorch {measured['versions']['torch']}" in text
+
+
+# ---------------------------------------------------------------- the site
+
+
+def test_the_reference_names_what_exists() -> None:
+    names = re.findall(r"^::: (\S+)$", text_of("api.md"), flags=re.MULTILINE)
+    assert len(names) == len(set(names))
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+    public = {f"flashback.{name}" for name in flashback.__all__ if callable(getattr(flashback, name))}
+    assert public <= set(names)
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert sorted(leaves(menu)) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def leaves(entry: Any) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    inner = entry.values() if isinstance(entry, dict) else entry
+    return [leaf for part in inner for leaf in leaves(part)]
+
+
+def test_links_lead_somewhere() -> None:
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,167 @@
+"""Every command and every Python snippet of the documentation, carried out in the order of its page.
+
+Runs are made short by options that are put after those of the page: few tasks, epochs and images.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from doc_pages import PAGES, ROOT, SHELL, Block, blocks, calls
+
+import flashback as fb
+from flashback.benchmarks import BENCHMARKS, Benchmark, Images
+from flashback.cli import main
+from flashback.cli.commands import app
+from flashback.cli.tables import LISTS
+from flashback.config import parse_assignment
+from flashback.hosts import HOSTS
+from flashback.recipes import configure
+from flashback.training import bench
+from flashback.training.jobs import Place
+from flashback.training.sweep import plan, read_sweep, shipped_sweeps
+
+ELSEWHERE = {"your-own-host.md": "tests/test_own_host.py"}
+QUICK = {"benchmark.tasks": 2, "training.epochs": 2, "training.batch_size": 32, "flashback.epochs": 1}
+SETTINGS = [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
+SHORTER = {
+    "run": SETTINGS,
+    "compare": [*SETTINGS, "--jobs", "1"],
+    "sweep": ["--jobs", "1"],
+    "tune": [*SETTINGS, "--trials", "2"],
+}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def thinned(images: Images) -> Images:
+    return Images(images.x[::50], images.y[::50])
+
+
+def with_few_images(load: Callable[..., Benchmark]) -> Callable[..., Benchmark]:
+    def load_less(name: str, **options: Any) -> Benchmark:
+        whole = load(name, **options)
+        if name not in BENCHMARKS:
+            return whole
+        first = whole.tasks[:3]
+        tasks = [replace(task, train=thinned(task.train), test=thinned(task.test)) for task in first]
+        return replace(whole, tasks=tuple(tasks))
+
+    return load_less
+
+
+@pytest.fixture
+def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fb, "load_benchmark", with_few_images(fb.load_benchmark))
+    # The package has a function of the name of this module, which hides it.
+    monkeypatch.setattr(sys.modules["flashback.training.run"], "load_benchmark", fb.load_benchmark)
+    monkeypatch.setattr(bench, "ON_CPU", replace(bench.ON_CPU, per_class=5, seconds=0.01))
+
+
+# ---------------------------------------------------------------- carried out
+
+
+@each_page
+def test_a_page_does_what_it_says(page: Path, small_world: None, capsys: pytest.CaptureFixture[str]) -> None:
+    if page.name in ELSEWHERE:
+        assert page.name in (ROOT / ELSEWHERE[page.name]).read_text(encoding="utf-8")
+        return
+    names: dict[str, Any] = {}
+    for block in blocks(page):
+        if block.not_run:
+            continue
+        if block.title is not None:
+            save(block)
+        elif block.language == "python":
+            exec(compile(block.text, page.name, "exec"), names)
+        for words in calls(block, "flashback"):
+            carry_out(words, capsys)
+    logging.getLogger("optuna").handlers.clear()
+
+
+def save(block: Block) -> None:
+    """A file that the page shows; a sweep has no options for its settings, so they go into it."""
+    text = block.text
+    document = yaml.safe_load(text) if block.language == "yaml" else None
+    if document and "hosts" in document:
+        text = yaml.safe_dump(document | {"settings": document.get("settings", {}) | QUICK})
+    Path(str(block.title)).write_text(text)
+
+
+def carry_out(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if words[0] == "resume":
+        (Path(words[1]) / "results.json").unlink()  # as if the run had been stopped just before its end
+    more = SHORTER.get(words[0], [])
+    if words[0] == "compare" and "--seed-list" not in words:
+        more = [*more, "--seeds", "2"]
+    with pytest.raises(SystemExit) as end:
+        main([*words, *more])
+    captured = capsys.readouterr()
+    assert end.value.code == 0, f"flashback {' '.join(words)}\n{captured.out}\n{captured.err}"
+
+
+# ---------------------------------------------------------------- parsed
+
+
+@each_page
+def test_every_command_is_understood(page: Path) -> None:
+    """Also those that need data or a device which are not there: names, options and settings exist."""
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for block in blocks(page):
+        for words in calls(block, "make"):
+            assert f"\n{words[0]}:" in targets, f"make {words[0]}"
+        for words in calls(block, "flashback"):
+            check(words)
+        if block.language == "yaml":
+            yaml.safe_load(block.text)
+        if block.language == "python":
+            compile(block.text, page.name, "exec")
+
+
+def check(words: list[str]) -> None:
+    command = typer.main.get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+    given = command.make_context(words[0], words[1:]).params
+    settings = dict(map(parse_assignment, given.get("settings") or []))
+    if words[0] in ("run", "compare", "tune") and not given["host"].endswith(".yaml") and not given["host_file"]:
+        recipe = given["recipe"] or "controlled"
+        benchmark = given["benchmark"] or "split-fashion-mini"
+        assert benchmark in BENCHMARKS or "benchmark.sizes" in settings
+        configure(
+            given["host"],
+            benchmark,
+            flashback=HOSTS[given["host"]].has_knowledge,
+            recipe="controlled" if recipe.endswith(".yaml") else recipe,
+            settings=settings,
+        )
+    if words[0] == "sweep" and given["file"] in shipped_sweeps():
+        assert plan(read_sweep(given["file"]), Path("out"), Place(None, "cpu", 1, None))
+    if words[0] == "list":
+        assert given["what"] is None or given["what"] in LISTS
+    for host in given.get("hosts") or []:
+        assert host in HOSTS
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["run icarl --flashbak", "compare icarl --seed 3", "run icarl --set training.epoch=3", "run icral", "sweep"],
+)
+def test_what_does_not_exist_is_noticed(line: str) -> None:
+    with pytest.raises(Exception, match=r"[Nn]o such option|unknown|Missing"):
+        check(line.split())
+
+
+def test_blocks_are_found() -> None:
+    found = [block for page in PAGES for block in blocks(page)]
+    assert sum(len(calls(block, "flashback")) for block in found) > 30
+    assert sum(block.language == "python" for block in found) > 8
+    assert any(block.not_run for block in found)
+    assert all(block.language in SHELL for block in found if block.not_run)

@@ -1,0 +1,65 @@
+"""The bench measures what it says, and the trainer costs next to nothing."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashback.batches import Stream, fetch
+from flashback.benchmarks import Images
+from flashback.training import Trainer, build_host
+from flashback.training.bench import bench
+from helpers import quick_config, tiny_benchmark
+
+
+def test_bench_measures_and_writes(tmp_path: Path) -> None:
+    lines: list[str] = []
+    result = bench(hosts=["icarl", "der"], device="cpu", out=tmp_path, show=lines.append)
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert [(s["host"], s["flashback"]) for s in document["speeds"]] == [
+        ("icarl", False),
+        ("icarl", True),
+        ("der", False),
+        ("der", True),
+    ]
+    assert all(speed.images_per_second > 0 for speed in result.speeds)
+    assert {"fisher", "herding and class means", "checkpoint", "trainer over a bare loop"} <= result.parts.keys()
+    assert 0.5 < result.parts["trainer over a bare loop"] < 1.5  # below 1.05 on a quiet machine
+    assert all(0 <= run["share_outside_steps"] < 1 for run in result.runs)
+    assert lines
+
+
+def test_images_too_large_for_the_device_are_fetched_ahead() -> None:
+    images = Images(torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8), torch.arange(20))
+    device = torch.device("cpu")
+    near, far = Stream.of(images, device), Stream.of(images, device, room=10)
+    assert near.resident
+    assert not far.resident
+    batches = torch.split(near.order("key"), 3)
+    fetched = list(fetch(far, batches))
+    assert len(fetched) == len(batches)
+    for (indices, raw), expected in zip(fetched, batches, strict=True):
+        assert torch.equal(indices, expected)
+        assert raw is not None
+        assert torch.equal(raw, near.images[expected])
+    assert all(raw is None for _, raw in fetch(near, batches))
+    assert not far.joined(near).resident
+    assert torch.equal(far.joined(near).images, near.joined(near).images)
+
+
+def test_training_from_afar_equals_training_on_the_device() -> None:
+    results = []
+    for room in (None, 10):
+        benchmark = tiny_benchmark((2, 2))
+        host = build_host(quick_config("icarl", host__memory_size=8), benchmark)
+        host.stream = partial(stream_with_room, host, room)
+        results.append(Trainer(host, benchmark).run().as_dict())
+    assert results[0] == results[1]
+
+
+def stream_with_room(host: Any, room: int | None) -> Stream:
+    return Stream.of(host.task.train, host.device, room).joined(host.memory_stream())

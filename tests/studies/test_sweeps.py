@@ -1,0 +1,184 @@
+"""Sweeps: planned once, run in parallel, failures named, and only what is missing run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flashback.errors import FlashbackError
+from flashback.records import read_record
+from flashback.training.jobs import Place
+from flashback.training.sweep import parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
+
+HERE = Place(None, "cpu", 1, None)
+QUICK = """
+settings: {training.epochs: 1, training.batch_size: 100, benchmark.tasks: 2, flashback.second_epochs: 1}
+"""
+
+
+def test_plan_runs_every_combination_once_and_the_host_once_for_all_flashback_settings(tmp_path: Path) -> None:
+    sweep = parse_sweep(
+        """
+        hosts: [icarl, lwf-mc]
+        seeds: [1, 2]
+        grid: {flashback.alpha: [0.1, 0.2, 0.3], training.lr: [0.1, 0.2]}
+        """,
+        "made",
+    )
+    jobs = plan(sweep, tmp_path, HERE)
+    hosts = [job for job in jobs if job.arm == "host"]
+    assert len(hosts) == 2 * 2 * 2  # hosts, seeds, rates
+    assert len(jobs) - len(hosts) == 2 * 2 * 6
+    assert len({job.folder for job in jobs}) == len(jobs)
+    assert {job.config["flashback"]["alpha"] for job in jobs if job.arm == "flashback"} == {0.1, 0.2, 0.3}
+
+
+def test_parts_share_what_stands_beside_them(tmp_path: Path) -> None:
+    sweep = parse_sweep(
+        """
+        seeds: [5]
+        arms: [host]
+        settings: {training.lr: 0.5, training.epochs: 7}
+        parts:
+          - hosts: [icarl]
+          - {hosts: [finetune], settings: {training.lr: 0.25}}
+        """,
+        "made",
+    )
+    first, second = plan(sweep, tmp_path, HERE)
+    assert (first.config["host"]["name"], first.config["training"]["lr"]) == ("icarl", 0.5)
+    assert (second.config["host"]["name"], second.config["training"]["lr"]) == ("finetune", 0.25)
+    assert first.config["training"]["epochs"] == second.config["training"]["epochs"] == 7
+
+
+@pytest.mark.parametrize("name", sorted(shipped_sweeps()))
+def test_shipped_sweeps_resolve(name: str, tmp_path: Path) -> None:
+    assert len(plan(read_sweep(name), tmp_path, HERE)) >= 5
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[1, 2]", "no mapping"),
+        ("hosts: []", "hosts is empty"),
+        ("{hosts: [icarl], seedz: [1]}", "seedz"),
+        ("{hosts: [icarl], grid: {training.lr: 3}}", "grid.training.lr is a list"),
+        ("{hosts: [icarl], arms: [both]}", "arms"),
+        ("{hosts: [icarl], parts: 3}", "parts is a list"),
+    ],
+)
+def test_broken_sweep_files_get_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(FlashbackError, match=sentence):
+        parse_sweep(text, "made")
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FlashbackError, match="did you mean 'baselines'"):
+        read_sweep("baseline")
+    with pytest.raises(FlashbackError, match="did you mean 'icarl'"):
+        plan(parse_sweep("hosts: [icral]", "made"), tmp_path, HERE)
+
+
+def test_a_failed_and_a_killed_run_leave_the_others_alone_and_are_all_that_runs_again(tmp_path: Path) -> None:
+    """Twelve runs, one that cannot work and one that is killed."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        """
+import os, signal
+from pathlib import Path
+from flashback.hosts.finetune import Finetune
+from flashback.hosts import HOSTS
+
+@HOSTS.register("killed-once")
+class KilledOnce(Finetune):
+    def end(self):
+        mark = Path(os.environ["KILL_MARK"])
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+@HOSTS.register("broken")
+class Broken(Finetune):
+    def end(self):
+        raise RuntimeError("this host is broken")
+"""
+    )
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        QUICK
+        + """
+arms: [host]
+parts:
+  - {hosts: [finetune], seeds: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}
+  - {hosts: [killed-once, broken], seeds: [0]}
+"""
+    )
+    out = tmp_path / "out"
+    environment = {**os.environ, "KILL_MARK": str(tmp_path / "killed"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "flashback.cli", "sweep", str(file), "--out", str(out), "--jobs", "2"]
+    command += ["--device", "cpu", "--host-file", str(own)]
+
+    first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert first.returncode == 1
+    assert "10 of 12 runs done" in first.stdout
+    assert "broken" in first.stderr
+    assert "killed-once" in first.stderr
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("results.json")}
+    assert len(stamps) == 10
+
+    second = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert "11 of 12 runs done" in second.stdout
+    assert [line for line in second.stderr.splitlines() if "broken" in line]
+    assert "killed-once" not in second.stderr
+    for path, stamp in stamps.items():
+        assert path.stat().st_mtime_ns == stamp  # not run again
+
+
+def test_records_from_another_machine_count_as_done(tmp_path: Path) -> None:
+    sweep = parse_sweep(QUICK + "hosts: [finetune]\narms: [host]\nseeds: [0, 1]", "made")
+    run_sweep(sweep, tmp_path / "there", device="cpu")
+    shutil.copytree(tmp_path / "there", tmp_path / "here")
+    for path in (tmp_path / "here").rglob("checkpoint"):
+        shutil.rmtree(path)
+    began: list[str] = []
+    outcome = run_sweep(
+        sweep, tmp_path / "here", device="cpu", watch=lambda o, name: began.append(name) or (lambda e: None)
+    )
+    assert outcome.finished == 2
+    assert began == []
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(QUICK.replace("epochs: 1", "epochs: 6") + "hosts: [icarl]\nseeds: [0]\narms: [host]\n")
+    command = [
+        sys.executable,
+        "-m",
+        "flashback.cli",
+        "sweep",
+        str(file),
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.rglob("log.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
+    record = read_record(next(tmp_path.rglob("results.json")).parent)
+    log = [json.loads(line) for line in (record.path / "log.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in log].count("evaluation") == 2
