@@ -6,12 +6,13 @@ INSTALLED := .venv/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint docs clean
 
 help:
 	@echo "make demo   compare iCaRL with and without flashbacks on a small benchmark: three seeds, a few minutes"
 	@echo "make test   run all tests"
 	@echo "make lint   check style and types"
+	@echo "make docs   build the pages of docs/ into site/"
 	@echo "make clean  remove .venv and the runs of the demo"
 
 demo: $(INSTALLED)
@@ -25,6 +26,11 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: $(INSTALLED)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 clean:
 	rm -rf .venv runs/demo

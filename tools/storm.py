@@ -38,6 +38,8 @@ from flashback.training import Checkpoints
 SIZES = (2, 3, 2)  # classes of the tasks
 MINUTES = (0.0, 0.0, 0.001, 0.01)  # between checkpoints: after every step, every 60 ms, every 0.6 s
 SHARE = 0.8  # of the time of an undisturbed run that a life lasts at most
+AIMED = 0.25  # of the kills wait for a checkpoint to be written,
+AIMING = 1.0  # for so many seconds
 PATIENCE = 300.0  # seconds after which a life that nobody kills counts as hanging
 
 
@@ -100,18 +102,21 @@ def start(config: RunConfig, folder: Path) -> int:
         os._exit(code)
 
 
-def outlives(pid: int, seconds: float) -> bool:
-    """Wait for a process to end by itself, else kill it. True if it was killed; a failure is an error."""
+def outlives(pid: int, seconds: float, aim: Path | None = None) -> bool:
+    """Wait for a process to end by itself, else kill it. True if it was killed; a failure is an error.
+
+    With an aim, the kill waits a little longer for a checkpoint to be under way in that folder.
+    """
     end = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
+        late = time.monotonic() - end
+        if not done and late >= 0 and (aim is None or late > AIMING or was_torn(aim)):
+            os.kill(pid, signal.SIGKILL)
+            done, status = os.waitpid(pid, 0)
         if done:
             break
-        if time.monotonic() >= end:
-            os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
-            break
-        time.sleep(0.001)
+        time.sleep(0.001 if late < 0 else 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return True
     if status:
@@ -120,10 +125,8 @@ def outlives(pid: int, seconds: float) -> bool:
 
 
 def was_torn(folder: Path) -> bool:
-    """Whether a kill came between the two files of a checkpoint, or in the middle of one."""
-    if not folder.exists():
-        return False
-    names = [path.name for path in folder.iterdir()]
+    """Whether a checkpoint is half written: one of its files is not finished, or not there yet."""
+    names = os.listdir(folder) if folder.exists() else []
     finished = {name.removesuffix(".json") for name in names if name.endswith(".json")}
     tensors = {name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors")}
     return bool(tensors - finished) or any(name.endswith(".part") for name in names)
@@ -180,7 +183,8 @@ def disturb(config: RunConfig, folder: Path, span: float, wanted: int, tally: Ta
     while True:
         life = replace(config, checkpoint=CheckpointConfig(minutes=dice.choice(MINUTES)))
         spared = tally.kills >= wanted
-        if not outlives(start(life, folder), PATIENCE if spared else dice.uniform(0, span)):
+        aim = folder / "checkpoint" if dice.random() < AIMED and not spared else None
+        if not outlives(start(life, folder), PATIENCE if spared else dice.uniform(0, span), aim):
             return
         if spared:
             raise RuntimeError("a life hangs")

@@ -4,93 +4,189 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import quick_config, tiny_benchmark
 
 from flashback.config import CheckpointConfig, RunConfig
 from flashback.hosts import HOSTS
+from flashback.records import write_atomically
 from flashback.training import Checkpoints, Interrupted, Trainer, build_method
 from flashback.training.trainer import Position, RunState
+from helpers import quick_config, small_settings, tiny_benchmark
 
 SETTINGS: dict[str, Any] = {"training__momentum": 0.9, "training__epochs": 2, "flashback__epochs": 1}
 
 
-class StopAt(Checkpoints):
-    """Stops a run at the n-th moment it is asked; notes all moments when n is None."""
+class Counting(Checkpoints):
+    """Notes every moment it is asked at, and acts at some of them."""
 
-    def __init__(self, folder: Path, moment: int | None) -> None:
+    def __init__(self, folder: Path, chosen: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         super().__init__(folder, CheckpointConfig())
-        self.moment, self.moments = moment, []
+        self.chosen, self.moments = chosen, list[Position]()
 
     def due(self, position: Position) -> bool:
         self.moments.append(position)
-        if len(self.moments) - 1 == self.moment:
+        return len(self.moments) - 1 in self.chosen
+
+
+class KeepingAll(Counting):
+    """Keeps each chosen moment in a folder of its own, and lets the run go on."""
+
+    def save(self, state: RunState) -> None:
+        Checkpoints(self.folder / str(len(self.moments) - 1), CheckpointConfig(), self.log_size).write(state)
+
+
+class StoppingAt(Counting):
+    """Saves at the last of the chosen moments as if a signal had come."""
+
+    def due(self, position: Position) -> bool:
+        if super().due(position) and len(self.moments) - 1 == max(self.chosen):
             self.stopping.set()
-            return True
-        return False
+        return len(self.moments) - 1 in self.chosen
+
+
+class Killed(BaseException):
+    """Nobody catches it, as nobody catches SIGKILL."""
+
+
+class KilledWhileWriting(Counting):
+    """Dies while it writes its last checkpoint: nothing is tidied up, unlike after an error."""
+
+    def write(self, state: RunState) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if len(self.moments) - 1 == max(self.chosen):
+                patch.setattr("flashback.training.checkpoints.write_atomically", self.death)
+                patch.setattr(self, "tidy", lambda: None)
+            super().write(state)
+
+    def __init__(self, folder: Path, chosen: set[int], death: Callable[[Path, Any], None]) -> None:
+        super().__init__(folder, chosen)
+        self.death = death
+
+
+def torn(path: Path, content: bytes | str) -> None:
+    """The middle of a file that is written aside."""
+    raw = content.encode() if isinstance(content, str) else content
+    path.with_name(f".{path.name}.part").write_bytes(raw[: len(raw) // 2])
+    raise Killed
+
+
+def in_the_tensors(path: Path, content: bytes | str) -> None:
+    torn(path, content)
+
+
+def between_the_files(path: Path, content: bytes | str) -> None:
+    if path.suffix == ".json":
+        raise Killed
+    write_atomically(path, content)
+
+
+def in_the_manifest(path: Path, content: bytes | str) -> None:
+    between_the_files(path, content) if path.suffix != ".json" else torn(path, content)
+
+
+def before_tidying(path: Path, content: bytes | str) -> None:
+    write_atomically(path, content)
+    if path.suffix == ".json":
+        raise Killed
+
+
+DEATHS = [in_the_tensors, between_the_files, in_the_manifest, before_tidying]
 
 
 def config_of(name: str) -> RunConfig:
     memory = {"host__memory_size": 14} if hasattr(HOSTS[name].Settings(), "memory_size") else {}
-    return quick_config(name, flashback=HOSTS[name].has_knowledge, **SETTINGS, **memory)
+    return quick_config(name, flashback=HOSTS[name].has_knowledge, **{**SETTINGS, **small_settings(name), **memory})
 
 
 def start(name: str, keeper: Checkpoints, log: list[str], state: RunState | None = None) -> dict[str, Any]:
-    """Train from the beginning or from a state, as a new process would."""
+    """Train from the beginning or from a state, as a new process would. The log is cut as a folder cuts it."""
     benchmark = tiny_benchmark()
     trainer = Trainer(
         build_method(config_of(name), benchmark), benchmark, [lambda event: log.append(json.dumps(event))], keeper
     )
+    keeper.log_size = lambda: len(log)
     if state is not None:
+        del log[state.values["log_bytes"] :]
         trainer.resume(state)
     result = trainer.run()
     weights = {key: tensor.clone() for key, tensor in trainer.host.state_dict().items()}
     spent = [(entry["stage"], entry["steps"]) for entry in trainer.history.budget]
-    return {"results": result.as_dict(), "weights": weights, "spent": spent}
+    return {"results": result.as_dict(), "weights": weights, "spent": spent, "log": log}
+
+
+def load(folder: Path) -> RunState:
+    state = Checkpoints(folder, CheckpointConfig()).load()
+    assert state is not None
+    return state
+
+
+def assert_same(again: dict[str, Any], whole: dict[str, Any], where: object) -> None:
+    for key in ("results", "spent", "log"):
+        assert again[key] == whole[key], (where, key)
+    assert again["weights"].keys() == whole["weights"].keys(), where
+    for key, tensor in whole["weights"].items():
+        assert torch.equal(again["weights"][key], tensor), (where, key)
 
 
 @pytest.fixture(scope="module", params=list(HOSTS))
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    keeper, log = StopAt(tmp_path_factory.mktemp("whole"), None), []
-    run = start(request.param, keeper, log)
-    return {"name": request.param, "moments": keeper.moments, "log": log, **run}
+    keeper = Counting(tmp_path_factory.mktemp("whole"))
+    run = start(request.param, keeper, [])
+    return {"name": request.param, "moments": keeper.moments, **run}
 
 
-def chosen_moments(moments: list[Position]) -> list[int]:
-    """Every transition (a stage begins or ends, an epoch ends) of the second task, and some random steps."""
-    second = [k for k, position in enumerate(moments) if position.task == 1]
-    transitions = [k for k in second if moments[k].step == 0]
-    rng = random.Random(11)
-    return sorted({*transitions, *rng.sample(range(len(moments)), min(5, len(moments)))})
+def chosen_moments(moments: list[Position]) -> set[int]:
+    """Every transition of the second task (a stage begins or ends, an epoch ends, the task ends), and some steps."""
+    transitions = [k for k, at in enumerate(moments) if at.step == 0 and (at.task == 1 or at == Position(2))]
+    return {*transitions, *random.Random(11).sample(range(len(moments)), 5)}
 
 
 def test_resumed_run_equals_the_run_never_stopped(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
-    name = uninterrupted["name"]
-    for moment in chosen_moments(uninterrupted["moments"]):
-        folder, log = tmp_path / str(moment), []
-        keeper = StopAt(folder, moment)
-        with pytest.raises(Interrupted):
-            start(name, keeper, log)
-        state = Checkpoints(folder, CheckpointConfig()).load()
-        assert state is not None
-        again = start(name, StopAt(folder, None), log, state)
-        where = uninterrupted["moments"][moment]
-        assert again["results"] == uninterrupted["results"], where
-        assert again["spent"] == uninterrupted["spent"], where
-        assert log == uninterrupted["log"], where
-        for key, tensor in uninterrupted["weights"].items():
-            assert torch.equal(again["weights"][key], tensor), (where, key)
+    name, log = uninterrupted["name"], list[str]()
+    chosen = chosen_moments(uninterrupted["moments"])
+    keeper = KeepingAll(tmp_path, chosen)
+    assert_same(start(name, keeper, log), uninterrupted, "saving changes nothing")
+    for moment in sorted(chosen):
+        folder = tmp_path / str(moment)
+        again = start(name, Counting(folder), list(log), load(folder))
+        assert_same(again, uninterrupted, uninterrupted["moments"][moment])
 
 
 def test_a_resumed_run_can_be_stopped_again_and_again(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
-    name, log, state = uninterrupted["name"], [], None
-    stops = len(uninterrupted["moments"]) // 3
+    name, log, state = uninterrupted["name"], list[str](), None
     for _ in range(2):
         with pytest.raises(Interrupted):
-            start(name, StopAt(tmp_path, stops), log, state)
-        state = Checkpoints(tmp_path, CheckpointConfig()).load()
-    assert start(name, StopAt(tmp_path, None), log, state)["results"] == uninterrupted["results"]
+            start(name, StoppingAt(tmp_path, {len(uninterrupted["moments"]) // 3}), log, state)
+        state = load(tmp_path)
+    assert_same(start(name, Counting(tmp_path), log, state), uninterrupted, "stopped twice")
+
+
+def assert_survives(uninterrupted: dict[str, Any], folder: Path, moments: set[int], death: Any) -> None:
+    log = list[str]()
+    with pytest.raises(Killed):
+        start(uninterrupted["name"], KilledWhileWriting(folder, moments, death), log)
+    left = {path.name for path in folder.iterdir()}
+    state = load(folder)
+    again = start(uninterrupted["name"], Counting(folder), log, state)
+    assert_same(again, uninterrupted, (death.__name__, moments))
+    assert left & {".000002.safetensors.part", "000002.safetensors"}, "the second checkpoint was under way"
+    kept = {"000001", "000002"} if death is not before_tidying else {"000002", "000003"}
+    assert {path.stem for path in folder.iterdir()} == kept, "nothing else is left"
+
+
+def test_killed_while_a_checkpoint_is_written(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    """Each host at a moment and in a way of its own; the next test goes through all ways."""
+    dice = random.Random(uninterrupted["name"])
+    moments = set(dice.sample(range(len(uninterrupted["moments"])), 2))
+    assert_survives(uninterrupted, tmp_path, moments, dice.choice(DEATHS))
+
+
+@pytest.mark.parametrize("uninterrupted", ["icarl"], indirect=True)
+@pytest.mark.parametrize("death", DEATHS)
+def test_every_way_to_be_killed_while_writing(uninterrupted: dict[str, Any], tmp_path: Path, death: Any) -> None:
+    assert_survives(uninterrupted, tmp_path, {7, 20}, death)

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +16,7 @@ SHELL = ("bash", "console", "sh")
 
 FENCE = re.compile(r"^```(?P<language>[\w+-]*)(?: +title=\"(?P<title>[^\"]+)\")? *$")
 NOT_RUN = re.compile(r"^<!-- not run: (?P<reason>.+) -->$")
+NEEDS = re.compile(r"^<!-- needs (?P<package>\w+) -->$")  # run where this optional package is installed
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,20 @@ def blocks(page: Path) -> Iterator[Block]:
     lines = iter(page.read_text(encoding="utf-8").splitlines())
     for line in lines:
         if opening := FENCE.match(line):
-            inside = [text for text in iter(lambda: next(lines), "```")]
+            inside = list(iter(lambda: next(lines), "```"))
             yield Block(opening["language"], opening["title"], "\n".join(inside) + "\n", reason)
         elif re.match(r"    (flashback|make) \w", line):
             yield Block("bash", None, line, reason)
         if line.strip():
-            mark = NOT_RUN.match(line)
-            reason = mark["reason"] if mark else None
+            reason = why_not(line)
+
+
+def why_not(line: str) -> str | None:
+    """What a comment above a block says against carrying it out."""
+    if mark := NOT_RUN.match(line):
+        return mark["reason"]
+    mark = NEEDS.match(line)
+    return f"needs {mark['package']}" if mark and find_spec(mark["package"]) is None else None
 
 
 def calls(block: Block, program: str) -> list[list[str]]:

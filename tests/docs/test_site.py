@@ -25,4 +25,4 @@ def test_the_site_builds_and_is_self_contained(tmp_path: Path) -> None:
     for page in tmp_path.glob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not loads.search(text), page.name
-        assert "class=\"mermaid\"" not in text, f"{page.name}: mermaid is fetched from elsewhere"
+        assert 'class="mermaid"' not in text, f"{page.name}: mermaid is fetched from elsewhere"

@@ -85,6 +85,7 @@ def test_names_cannot_break_markdown_or_latex(tmp_path: Path) -> None:
 
 def test_escapes() -> None:
     assert plain("a|b\n*c*") == r"a\|b \*c\*"
+    assert latex("-3.10 ± 0.2, split-cifar10") == r"$-$3.10 $\pm$ 0.2, split-cifar10"
     assert latex("50% & $x_1$ ± 2") == r"50\% \& \$x\_1\$ $\pm$ 2"
 
 

@@ -204,3 +204,14 @@ def test_theorem_4_on_the_own_supports(tau: float) -> None:
     plasticity[:, seen] = ALPHA * (soft_seen(f) - soft_seen(f_p)) / (tau * len(f))
     assert_equal_gradients(now.host_gradient(), now.rest_gradient() + now.pulled_back(f, stability))
     assert_equal_gradients(now.gradient(), now.rest_gradient() + now.pulled_back(f, stability + plasticity))
+
+
+@pytest.mark.parametrize("name", ["beef", "beef-compress"])
+def test_theorem_4_without_a_stability_distance(name: str) -> None:
+    """BEEF keeps what it knew in frozen modules; the prototype logits of the new one follow the primary model."""
+    now = in_phase_2(name)
+    tau, f = now.host.settings.temperature, now.step.output.logits
+    soft = softened(now, slice(None))
+    assert "stability" not in now.terms
+    pull = ALPHA / tau * now.pulled_back(f, (soft(f) - soft(now.plastic(now.x).logits)) / len(f))
+    assert_equal_gradients(now.gradient(), now.host_gradient() + pull)

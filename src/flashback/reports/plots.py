@@ -99,7 +99,7 @@ def plot_answers(report: Report, setting: str) -> Figure | None:
             axes.plot([test.low, test.high], [k, k], color=LOOKS[FLASHBACK]["color"])
         axes.plot([test.difference], [k], "s", color=LOOKS[FLASHBACK]["color"])
     axes.set_yticks(range(len(tests)), [shown(name) for name, _ in tests])
-    axes.invert_yaxis()
+    axes.set_ylim(len(tests) - 0.4, -0.6)
     axes.set_xlabel(f"average accuracy, flashback − host ({SETTING_TITLES[setting]}, 95 % interval)")
     return figure
 
@@ -179,13 +179,22 @@ def plot_losses(pairing: Pairing) -> Figure | None:
         draw_stages(own, curve)
         for k, name in enumerate(names):
             if name in curve.terms:
-                look = {"color": TERM_COLOURS[k % 6], "linestyle": TERM_DASHES[k % 6]}
-                own.plot(curve.x, curve.terms[name], marker=".", markersize=3, label=shown(name), **look)
+                draw_term(own, curve, name, color=TERM_COLOURS[k % 6], linestyle=TERM_DASHES[k % 6])
         own.set(xlabel="epochs of the whole run", title=ARM_TITLES[arm], yscale="log" if lowest > 0 else "linear")
     axes[0].set_ylabel("loss")
     axes[-1].legend(fontsize="small")
     figure.suptitle(shown(pairing.name), fontsize="medium")
     return figure
+
+
+def draw_term(axes: Any, curve: Losses, name: str, **look: Any) -> None:
+    """One line per stage: between stages the model, the data or the loss has changed."""
+    label = shown(name)
+    for segment in curve.segments:
+        inside = (curve.x > segment.start) & (curve.x <= segment.stop)
+        if not np.isnan(curve.terms[name][inside]).all():
+            axes.plot(curve.x[inside], curve.terms[name][inside], marker=".", markersize=3, label=label, **look)
+            label = "_"  # which legends leave out
 
 
 def draw_stages(axes: Any, curve: Losses) -> None:

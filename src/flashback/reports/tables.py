@@ -105,7 +105,8 @@ def latex_row(cells: Sequence[str]) -> str:
 
 
 def latex(text: str) -> str:
-    return "".join(LATEX_SPECIALS.get(character, character) for character in " ".join(text.split()))
+    escaped = "".join(LATEX_SPECIALS.get(character, character) for character in " ".join(text.split()))
+    return re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped)  # a minus, not a hyphen
 
 
 # ---------------------------------------------------------------- both
