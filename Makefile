@@ -6,11 +6,14 @@ INSTALLED := .venv/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint docs clean
+KILLS ?= 200
+
+.PHONY: help demo test storm lint docs clean
 
 help:
 	@echo "make demo   compare iCaRL with and without flashbacks on a small benchmark: three seeds, a few minutes"
 	@echo "make test   run all tests"
+	@echo "make storm  kill runs of every host at random moments, KILLS=200 times, and see that none is lost or changed"
 	@echo "make lint   check style and types"
 	@echo "make docs   build the pages of docs/ into site/"
 	@echo "make clean  remove .venv and the runs of the demo"
@@ -22,6 +25,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -n 2
 
+storm: $(INSTALLED)
+	@$(BIN)/python tools/storm.py --kills $(KILLS)
+
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -29,7 +35,7 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[docs]'
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 clean:

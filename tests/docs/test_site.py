@@ -16,7 +16,8 @@ pytest.importorskip("mkdocstrings")
 
 
 def test_the_site_builds_and_is_self_contained(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    # Without --quiet: it hides warnings from --strict too.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     pages = sorted(path.stem for path in tmp_path.glob("*.html"))

@@ -10,6 +10,7 @@ from flashback.config import RunConfig, build, set_dotted, within
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
 from flashback.recipes.catalogue import KINDS, find_recipe, list_recipes, read_recipe_file
+from flashback.records import dotted
 
 
 def configure(
@@ -22,14 +23,14 @@ def configure(
     settings: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """The configuration of one run; `settings` have dotted keys ("training.epochs": 5) and win over the recipe."""
-    settings = dict(settings or {})
+    own = dotted(settings or {})
+    within(own.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
+    benchmark, recipe = own.pop("benchmark.name", benchmark), own.pop("recipe", recipe)
+    flashback, seed = own.pop("flashback.enabled", flashback), own.pop("seed", seed)
     values: dict[str, Any] = {"recipe": recipe, "seed": seed}
-    for key, value in {**recipe_values(host, benchmark, recipe, flashback), **settings}.items():
+    fixed = {"host.name": host, "benchmark.name": benchmark, "flashback.enabled": flashback}
+    for key, value in {**recipe_values(host, benchmark, recipe, bool(flashback)), **own, **fixed}.items():
         set_dotted(values, key, value)
-    set_dotted(values, "host.name", host)
-    if "benchmark.name" not in settings:
-        set_dotted(values, "benchmark.name", benchmark)
-    set_dotted(values, "flashback.enabled", flashback)
     return config_from_dict(values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,7 +141,7 @@ Records = Mapping[tuple[str, int], RunRecord]
 
 def conclude(planned: Sequence[Job], failures: dict[str, str], reused: list[str]) -> Comparison:
     """Read the records of all runs that did not fail, and compare them."""
-    records = {(job.arm, job.seed): read_record(job.folder) for job in planned if job.name not in failures}
+    records = {(job.arm, job.seed): read_measured(job.folder) for job in planned if job.name not in failures}
     host, flashback = (next(job.config for job in planned if job.arm == arm) for arm in ARMS)
     seeds = list(dict.fromkeys(job.seed for job in planned))
     around = [record.run.get("must_match", {}) for record in records.values()]
@@ -157,6 +158,28 @@ def conclude(planned: Sequence[Job], failures: dict[str, str], reused: list[str]
         failures=failures,
         reused=reused,
     )
+
+
+def read_measured(folder: Path) -> RunRecord:
+    """A finished run, once everything a comparison takes from it is there and of its kind."""
+    record = read_record(folder)
+    sizes, around = record.run.get("knowledge_bytes"), record.run.get("must_match", {})
+    costs = [record.run.get(name) for name in ("steps", "images", "seconds")]
+    settings = [record.results.get(setting) for setting in SETTINGS]
+    within(
+        isinstance(sizes, dict) and isinstance(around, dict) and all(map(is_number, [*costs, *sizes.values()])),
+        f"{folder} is not a whole record: run.json lacks what the run cost; remove the folder to run it again",
+    )
+    within(
+        all(isinstance(one, dict) and METRICS.keys() <= one.keys() for one in settings)
+        and all(one[metric] is None or is_number(one[metric]) for one in settings if one for metric in METRICS),
+        f"{folder} is not a whole record: results.json lacks metrics; remove the folder to run it again",
+    )
+    return record
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def tabulate(records: Records, seeds: Sequence[int], setting: str, metric: str) -> Row:

@@ -1,0 +1,68 @@
+"""Short runs that break off somewhere."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import storm
+
+import flashback
+from flashback.config import CheckpointConfig, RunConfig
+from flashback.training.checkpoints import digest, digest_of
+
+
+class Crash(BaseException):
+    """Ends a run in the middle, as nothing of it catches it."""
+
+
+def icarl(dataset: Path, **settings: Any) -> RunConfig:
+    """Saves after every step."""
+    config = storm.short_run("icarl", dataset)
+    training = replace(config.training, **settings)
+    return replace(config, training=training, checkpoint=CheckpointConfig(minutes=0.0))
+
+
+def crash_in(task: int, stage: str) -> Any:
+    """An observer that ends the run when the first epoch of a stage is over."""
+
+    def watch(event: Mapping[str, Any]) -> None:
+        if (event["event"], event["task"], event.get("stage")) == ("epoch", task, stage):
+            raise Crash
+
+    return watch
+
+
+def begin(dataset: Path, folder: Path, task: int = 1, stage: str = "phase 2") -> None:
+    """A run that breaks off, with two checkpoints."""
+    with pytest.raises(Crash):
+        flashback.run(icarl(dataset), out=folder, device="cpu", observers=[crash_in(task, stage)])
+    assert len(list((folder / "checkpoint").iterdir())) == 4
+
+
+def go_on(dataset: Path, folder: Path) -> list[str]:
+    """Finish a run; gives what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        flashback.run(icarl(dataset), out=folder, device="cpu")
+    return [str(warning.message) for warning in caught]
+
+
+def newest(folder: Path, suffix: str) -> Path:
+    return sorted((folder / "checkpoint").glob(f"*{suffix}"))[-1]
+
+
+def sign(manifest: Path, values: Any = None) -> None:
+    """Make a manifest true again after its tensors were changed, as a forger would; with other values if given."""
+    document = json.loads(manifest.read_text())
+    content = manifest.with_suffix(".safetensors").read_bytes()
+    document |= {"tensors": digest(content), "size": len(content)}
+    if values is not None:
+        document["values"] = values
+    document.pop("digest")
+    manifest.write_text(json.dumps({"digest": digest_of(document), **document}))
