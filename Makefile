@@ -3,27 +3,36 @@
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 export OMP_NUM_THREADS ?= 1
 
 KILLS ?= 200
 
-.PHONY: help demo test storm lint docs clean
+.PHONY: help install-all demo test test-browser storm lint docs clean
 
 help:
 	@echo "make demo   compare iCaRL with and without flashbacks on a small benchmark: three seeds, a few minutes"
-	@echo "make test   run all tests"
+	@echo "make test   run all tests; make test-browser those of the report in a real browser"
 	@echo "make storm  kill runs of every host at random moments, KILLS=200 times, and see that none is lost or changed"
 	@echo "make lint   check style and types"
 	@echo "make docs   build the pages of docs/ into site/"
 	@echo "make clean  remove .venv and the runs of the demo"
+
+install-all: $(INSTALLED)
+	@$(PIP) -e '.[dev,docs,browser]'
 
 demo: $(INSTALLED)
 	@rm -rf runs/demo
 	@$(BIN)/flashback compare icarl --benchmark split-fashion-mini --seeds 3 --jobs 2 --out runs/demo
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 -m "not browser"
+
+test-browser: $(INSTALLED)
+	@command -v chromium >/dev/null || { echo "error: chromium is missing; install it (Debian and Ubuntu: apt install chromium chromium-driver)" >&2; exit 1; }
+	@$(BIN)/python -c 'import selenium' 2>/dev/null || $(PIP) -e '.[browser]'
+	@$(BIN)/python -m pytest tests/browser
 
 storm: $(INSTALLED)
 	@$(BIN)/python tools/storm.py --kills $(KILLS)
@@ -34,7 +43,7 @@ lint: $(INSTALLED)
 	@$(BIN)/mypy
 
 docs: $(INSTALLED)
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[docs]'
+	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PIP) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 

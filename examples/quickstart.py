@@ -7,4 +7,5 @@ host = fb.build_host("icarl", benchmark, memory_size=200, epochs=5)
 method = fb.Flashback(host, epochs=1, alpha=0.1)
 result = fb.train(method)
 for setting in ("class_incremental", "task_incremental"):
-    print(f"{setting}: {result[setting]['average_accuracy']:.1f} % accuracy, {result[setting]['forgetting']:.1f} forgotten")
+    metrics = result[setting]
+    print(f"{setting}: {metrics['average_accuracy']:.1f} % accuracy, {metrics['forgetting']:.1f} forgotten")

@@ -277,7 +277,7 @@ def read_yaml(text: str, source: str, loader: type[PlainLoader] = PlainLoader) -
     """Parse YAML of anybody's making."""
     try:
         return yaml.load(text, loader)  # a SafeLoader: plain values alone
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # for values that are not what their tag says, PyYAML raises nearly every kind
         line, note = getattr(getattr(error, "problem_mark", None), "line", None), getattr(error, "note", None)
         where = f" in line {line + 1}" if line is not None else ""
         advice = f"; {note}" if note else ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -66,3 +68,9 @@ def sign(manifest: Path, values: Any = None) -> None:
         document["values"] = values
     document.pop("digest")
     manifest.write_text(json.dumps({"digest": digest_of(document), **document}))
+
+
+def linger(_: Any, observer: Any) -> None:
+    """Work that does not end by itself, for a process of its own."""
+    observer({"pid": os.getpid()})
+    time.sleep(600)

@@ -177,7 +177,7 @@ def test_no_room_for_checkpoints(
     """The run goes on; the checkpoints from before stay, and serve when it is broken off as well."""
     monkeypatch.setattr(os, "fsync", full_from(suffix, 9))
     watch = [crash_in(1, "phase 2")]
-    with pytest.warns(UserWarning) as caught, pytest.raises(Crash):
+    with pytest.warns(UserWarning, match="no room") as caught, pytest.raises(Crash):
         flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu", observers=watch)
     said = {str(warning.message) for warning in caught}
     assert said == {f"no room for a checkpoint in {tmp_path / 'run' / 'checkpoint'}; the run goes on without it"}
@@ -199,7 +199,8 @@ def test_no_room_for_a_whole_run(
 
 
 def without_room(*_: Any, **__: Any) -> Any:
-    return open("/dev/full", "ab")  # noqa: SIM115 - who calls it closes it
+    """Who calls it closes it."""
+    return open("/dev/full", "ab")
 
 
 def test_no_room_for_the_log(

@@ -19,6 +19,7 @@ from flashback.training import resume as resume_run
 from flashback.training import run as run_config
 from flashback.training.bench import bench as measure_speed
 from flashback.training.compare import compare as compare_arms
+from flashback.training.trackers import make_tracker
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -34,6 +35,9 @@ Recipe = Annotated[str | None, typer.Option(help="controlled (the default), anch
 HostFile = Annotated[Path | None, typer.Option(help="A Python file that registers hosts of your own.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Give up determinism for speed on a GPU.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
+Track = Annotated[
+    list[str] | None, typer.Option("--track", help="tensorboard, wandb or mlflow: also tell a tracker; may be repeated.")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value for any setting, e.g. training.epochs=20.")]
 
 DEFAULT_BENCHMARK, DEFAULT_RECIPE, DEFAULT_SEEDS = "split-fashion-mini", "controlled", 3
@@ -76,6 +80,7 @@ def run(
     host_file: HostFile = None,
     fast: Fast = False,
     precision: Precision = None,
+    track: Track = None,
     settings: Set = None,
 ) -> None:
     """Train one host, bare or with flashbacks.
@@ -92,8 +97,10 @@ def run(
         names = (host, benchmark or DEFAULT_BENCHMARK)
         config = configure(*names, flashback=flashback, seed=seed or 0, recipe=recipe or DEFAULT_RECIPE, settings=own)
     folder = out or default_folder(config)
+    trackers = [make_tracker(name, config, folder) for name in track or []]
     with ProgressView() as view:
-        run_config(config, out=folder, data=data, device=device, observers=[view.watch(config.host.name)])
+        watching = [view.watch(config.host.name), *trackers]
+        run_config(config, out=folder, data=data, device=device, observers=watching)
     show_run(folder)
 
 

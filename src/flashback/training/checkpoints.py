@@ -199,7 +199,8 @@ def check_values(values: Mapping[str, Any]) -> None:
     within(
         all(type(number) is int and number >= 0 for number in numbers)
         and all(names == set(SETTINGS) for names in settings)
-        and all([len(row) for row in matrix] == list(range(1, position.task + 1)) for matrix in matrices)
+        and all(len(matrix) == position.task for matrix in matrices)
+        and all(len(row) == k for matrix in matrices for k, row in enumerate(matrix, start=1))
         and all(entry == (int, str, int, int) for entry in entries)
         and (bool(entries) or not position.begun),
         "the values of the checkpoint are not those of a run",

@@ -1,0 +1,207 @@
+"""Signals and locks: a run that is asked to stop saves its state, and two never train in one folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import storm
+from reliability_runs import go_on, icarl, linger
+
+import flashback
+from flashback import FlashbackError
+from flashback.config import CheckpointConfig
+from flashback.training import Checkpoints, Interrupted
+from flashback.training.processes import run_in_processes
+from flashback.training.step import TrainingStep
+
+STEP = 7  # in phase 1 of the second task: its third step
+
+SLOW_HOST = """
+import time
+from flashback.hosts.base import HOSTS
+from flashback.hosts.finetune import Finetune
+
+@HOSTS.register("slow")
+class Slow(Finetune):
+    def forward(self, batch):
+        print("in a step", flush=True)
+        time.sleep(600)
+        return super().forward(batch)
+"""
+
+
+@pytest.fixture
+def during(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sends signals to this process in the middle of one step, and notes how far the step came."""
+
+    def arrange(*numbers: signal.Signals, ended: list[int]) -> None:
+        descend, steps = TrainingStep.descend, 0
+
+        def interrupted(step: TrainingStep, *inputs: Any) -> None:
+            nonlocal steps
+            steps += 1
+            if steps == STEP:
+                for number in numbers:
+                    os.kill(os.getpid(), number)
+            descend(step, *inputs)
+            ended.append(steps)
+
+        monkeypatch.setattr(TrainingStep, "descend", interrupted)
+
+    return arrange
+
+
+@contextmanager
+def unchanged_handlers() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_after_its_step(
+    dataset: Path, tmp_path: Path, whole: dict[str, Any], during: Any, number: signal.Signals, monkeypatch: Any
+) -> None:
+    ended: list[int] = []
+    during(number, ended=ended)
+    with unchanged_handlers(), pytest.raises(Interrupted):
+        flashback.run(storm.short_run("icarl", dataset), out=tmp_path / "run", device="cpu")
+    assert ended == list(range(1, STEP + 1)), "the step is finished, and no other begun"
+    state = Checkpoints(tmp_path / "run" / "checkpoint", CheckpointConfig()).load()
+    assert state is not None
+    assert sum(entry["steps"] for entry in state.values["history"]["budget"]) == STEP
+    assert state.values["history"]["budget"][-1]["stage"] == "phase 1"
+    monkeypatch.undo()
+    assert go_on(dataset, tmp_path / "run") == []
+    assert storm.differences(whole, storm.fingerprint(tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_quits_at_once(dataset: Path, tmp_path: Path, during: Any, first: signal.Signals) -> None:
+    ended: list[int] = []
+    during(first, signal.SIGINT, ended=ended)
+    with unchanged_handlers(), pytest.raises(KeyboardInterrupt):
+        flashback.run(storm.short_run("icarl", dataset), out=tmp_path / "run", device="cpu")
+    assert ended == list(range(1, STEP)), "the step is not finished"
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_a_signal_that_is_ignored_stays_so(
+    dataset: Path, tmp_path: Path, whole: dict[str, Any], during: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under nohup, or as a process whose parent reacts for it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        during(signal.SIGINT, ended=[])
+        flashback.run(storm.short_run("icarl", dataset), out=tmp_path / "run", device="cpu")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert storm.differences(whole, storm.fingerprint(tmp_path / "run")) == []
+
+
+def test_a_run_in_a_thread_needs_no_signals(dataset: Path, tmp_path: Path) -> None:
+    config = storm.short_run("finetune", dataset)
+    thread = threading.Thread(target=flashback.run, args=[config], kwargs={"out": tmp_path / "run", "device": "cpu"})
+    thread.start()
+    thread.join()
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+# ---------------------------------------------------------------- whole processes
+
+
+def command(*arguments: object) -> subprocess.Popen[str]:
+    source = f"{Path(flashback.__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "flashback.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whatever the tests were started under
+    )
+
+
+def test_sigterm_to_the_command(dataset: Path, tmp_path: Path) -> None:
+    settings = ("benchmark.sizes=[2,3,2]", "training.epochs=100000", "training.batch_size=8", "training.lr=0.01")
+    options = [word for setting in settings for word in ("--set", setting)]
+    process = command("run", "finetune", "--benchmark", dataset, "--out", tmp_path / "run", *options)
+    log = tmp_path / "run" / "log.jsonl"
+    while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 3):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, ""), err
+    assert err == "interrupted; the same command goes on where it stopped\n"
+    state = Checkpoints(tmp_path / "run" / "checkpoint", CheckpointConfig()).load()
+    assert state is not None
+    assert state.values["position"]["epoch"] >= 1
+
+
+def test_a_second_signal_to_the_command(dataset: Path, tmp_path: Path) -> None:
+    """Of the other kind, in the middle of a step that takes ten minutes."""
+    (tmp_path / "slow.py").write_text(SLOW_HOST)
+    options = ["--benchmark", dataset, "--set", "benchmark.sizes=[2,3,2]", "--host-file", tmp_path / "slow.py"]
+    process = command("run", "slow", *options, "--out", tmp_path / "run")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in a step\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None, "it waits for its step to end"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == -signal.SIGTERM
+
+
+def test_sigterm_to_the_parent_of_several_runs() -> None:
+    """Its processes are stopped in good order; killed by the signal, it would leave them alone."""
+    pids: list[int] = []
+
+    def watch(_: str) -> Callable[[Any], None]:
+        def see(event: Any) -> None:
+            pids.append(event["pid"])
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        return see
+
+    with unchanged_handlers(), pytest.raises(Interrupted):
+        run_in_processes({"one": None, "two": None}, 1, linger, watch)
+    assert len(pids) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+# ---------------------------------------------------------------- locks
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "ab")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_two_processes_in_one_folder(dataset: Path, tmp_path: Path) -> None:
+    """The second is refused before it has written anything; when the first has died, its lock is free."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder / ".lock")], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(FlashbackError) as caught:
+            flashback.run(icarl(dataset), out=folder, device="cpu")
+        assert str(caught.value) == f"another process is training in {folder}; wait for it or stop it"
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+        other.kill()
+    flashback.run(icarl(dataset), out=folder, device="cpu")
+    assert (folder / "results.json").exists()
