@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import struct
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -185,6 +187,91 @@ def test_an_archive_of_noise_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / BENCHMARKS[name].dataset.files[0]).write_bytes(b"<html>not found</html>")
     with pytest.raises(FlashbackError, match=r"cannot read .*: the file is damaged, truncated or of another kind"):
         load_benchmark(name, data=tmp_path)
+
+
+# ---------------------------------------------------------------- archives and folders that lead elsewhere
+
+TEST_BATCH = "cifar-10-batches-bin/test_batch.bin"
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
+def test_a_tar_member_that_is_no_file_is_not_followed(tmp_path: Path, kind: bytes) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(3073 * 5))  # would do as images
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        info = tarfile.TarInfo(TEST_BATCH)
+        info.type, info.linkname = kind, str(secret)
+        archive.addfile(info)
+    with pytest.raises(
+        FlashbackError, match=r"test_batch.bin holds no whole number of images; fetch the archive again"
+    ):
+        load_benchmark("split-cifar10", data=tmp_path, download=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["/tmp/flashback-evil", "../evil", "cifar-10-batches-bin/../../evil", f"./{TEST_BATCH}"]
+)
+def test_tar_members_by_other_names_are_never_written(tmp_path: Path, tar: Callable, name: str) -> None:
+    (tmp_path / "data").mkdir()
+    path = tar("data/cifar-10-binary.tar.gz", {name: bytes(3073)})
+    with pytest.raises(FlashbackError, match=r"does not hold cifar-10-batches-bin/data_batch_1.bin"):
+        load_benchmark("split-cifar10", data=path.parent, download=False)
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["data", path.name]
+    assert not Path("/tmp/flashback-evil").exists()
+
+
+def test_a_tar_member_larger_than_the_dataset_is_not_read(tmp_path: Path) -> None:
+    """The size stands in the header of the member; nothing of it is there."""
+    info = tarfile.TarInfo(TEST_BATCH)
+    info.size = 3073 * 10**9
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(info.tobuf() + bytes(1024)))
+    with pytest.raises(FlashbackError, match=r"test_batch.bin holds no whole number of images|cannot read"):
+        load_benchmark("split-cifar10", data=tmp_path, download=False)
+
+
+def test_zip_members_with_names_that_lead_elsewhere(tmp_path: Path) -> None:
+    """Images are decoded from memory; only the cache beside the archive is ever written."""
+    (tmp_path / "data").mkdir()
+    evil = ["/tmp/flashback-evil.JPEG", "../evil.JPEG", "tiny-imagenet-200/train/n01/images/../../../../../evil.JPEG"]
+    link = zipfile.ZipInfo("tiny-imagenet-200/train/n01/images/link.JPEG")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "data" / "tiny-imagenet-200.zip", "w") as archive:
+        archive.writestr("tiny-imagenet-200/wnids.txt", "n01\n")
+        archive.writestr("tiny-imagenet-200/words.txt", "n01\tthing\n")
+        archive.writestr("tiny-imagenet-200/val/val_annotations.txt", f"../../../{evil[1]}\tn01\n")
+        archive.writestr(link, "/etc/passwd")
+        for name in evil:
+            archive.writestr(name, "never written")
+    with pytest.raises(FlashbackError, match=r"^cannot read .*tiny-imagenet-200.zip"):
+        load_benchmark("split-tinyimagenet", data=tmp_path / "data", tasks=1, download=False)
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["data", "tiny-imagenet-200.zip"]
+    assert not Path("/tmp/flashback-evil.JPEG").exists()
+
+
+def test_a_cache_that_is_a_link_is_not_written_through(
+    tmp_path: Path, image: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("train", "test"):
+        (tmp_path / "pictures" / part / "ant").mkdir(parents=True)
+        (tmp_path / "pictures" / part / "ant" / "1.png").write_bytes(image((9, 9, 9)))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "pictures" / ".flashback").symlink_to(elsewhere)
+    monkeypatch.setenv("FLASHBACK_DATA", str(tmp_path / "own"))
+    assert load_benchmark(str(tmp_path / "pictures"), sizes=[1]).classes == 1
+    assert list(elsewhere.iterdir()) == []
+    assert len(list((tmp_path / "own" / ".flashback").iterdir())) == 2
+
+
+def test_an_array_larger_than_the_memory_is_refused(npz: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive can keep its word and still be a bomb: zeros pack a thousandfold."""
+    path = npz()
+    monkeypatch.setattr("flashback.benchmarks.arrays.os.sysconf", lambda name: 40)
+    with pytest.raises(FlashbackError, match=r"'x_train' needs .* GiB of memory, but this machine has 0.0"):
+        load_benchmark(str(path), sizes=[6])
+
+
+# ---------------------------------------------------------------- anything at all
 
 
 def load_or_refuse(path: Path) -> None:

@@ -61,6 +61,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("compare finetune", ["finetune keeps no knowledge"]),
         ("run icarl --device gpu", ["auto, cpu or cuda"]),
         ("run icarl --precision fp16", ["training.precision", "fp32, tf32, bf16"]),
+        ("run icarl --precision bf16 --device cpu", ["bf16 needs a CUDA device"]),
         ("run icarl --recipe best", ["controlled, anchor, as-published"]),
         ("run finetune --recipe as-published", ["no as-published recipe for finetune"]),
         ("run icarl --seed one", ["--seed"]),

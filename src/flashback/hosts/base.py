@@ -35,6 +35,7 @@ class Host(nn.Module):
     Settings: ClassVar[type[HostSettings]] = HostSettings
     family: ClassVar[str] = "none"  # distillation, replay, regularisation, dynamic
     has_knowledge: ClassVar[bool] = True  # a host without knowledge refuses Flashback
+    task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
     scores_unseen: ClassVar[bool] = True  # whether classes not met yet have a column (needed for forward transfer)
 
     def __init__(self, config: RunConfig, benchmark: Benchmark, device: torch.device) -> None:

@@ -25,6 +25,8 @@ class Finetune(Host):
 class Joint(Finetune):
     """Trains once, at the last task, on the images of all tasks."""
 
+    task_by_task = False
+
     def stages(self) -> list[Stage]:
         is_last = self.task.index == len(self.benchmark.tasks) - 1
         return [self.main_stage()] if is_last else []

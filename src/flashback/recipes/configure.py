@@ -9,6 +9,7 @@ from typing import Any
 from flashback.config import RunConfig, build, set_dotted, within
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
+from flashback.hosts.outside import load_installed_hosts
 from flashback.recipes.catalogue import KINDS, find_recipe, list_recipes, read_recipe_file
 from flashback.records import dotted
 
@@ -23,6 +24,8 @@ def configure(
     settings: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """The configuration of one run; `settings` have dotted keys ("training.epochs": 5) and win over the recipe."""
+    if host not in HOSTS:
+        load_installed_hosts()
     own = dotted(settings or {})
     within(own.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
     benchmark, recipe = own.pop("benchmark.name", benchmark), own.pop("recipe", recipe)

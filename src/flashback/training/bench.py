@@ -109,7 +109,7 @@ def bench(
     size = ON_GPU if target.type == "cuda" else ON_CPU
     name = torch.cuda.get_device_name(target) if target.type == "cuda" else platform.processor() or platform.machine()
     result = Bench(name, datetime.now(UTC).isoformat(timespec="seconds"), versions(), asdict(size))
-    chosen = list(hosts) or [name for name in HOSTS if name != "joint"]
+    chosen = list(hosts) or [name for name in HOSTS if HOSTS[name].task_by_task]
     usable = [mode for mode in modes if target.type == "cuda" or mode == "eager"]
     for host in chosen:
         for flashback in (False, True) if HOSTS[host].has_knowledge else (False,):

@@ -38,6 +38,8 @@ def select_device(name: str = "auto") -> torch.device:
 
 
 def select_precision(config: RunConfig, device: torch.device) -> str:
+    if device.type != "cuda" and config.training.precision in ("tf32", "bf16"):
+        raise FlashbackError(f"training.precision {config.training.precision} needs a CUDA device; on the CPU use fp32")
     return config.training.precision or ("bf16" if device.type == "cuda" else "fp32")
 
 
