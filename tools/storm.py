@@ -169,7 +169,8 @@ def storm_over(host: str, wanted: int, place: Path, dice: random.Random) -> Tall
         folder = place / f"{host}-{tally.runs}"
         try:
             disturb(config, folder, span, wanted, tally, dice)
-            tally.problems += [f"{folder.name}: {name} differs" for name in differences(expected, fingerprint(folder))]
+            if changed := differences(expected, fingerprint(folder)):
+                tally.problems.append(f"{folder.name}: other {', '.join(changed)}")
         except Exception as problem:
             said = folder.with_suffix(".txt")
             last = said.read_text().strip().splitlines()[-1:] if said.exists() else []

@@ -1,4 +1,4 @@
-"""On a GPU: the captured step computes what the eager one does, resumes exactly, and does not compile again and again."""
+"""On a GPU the captured step computes what the eager one does, resumes exactly, and compiles no more than needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import quick_config, tiny_benchmark
 
 from flashback.config import CheckpointConfig, RunConfig
 from flashback.hosts import HOSTS
@@ -17,6 +16,7 @@ from flashback.training import Checkpoints, Interrupted, Trainer, build_method
 from flashback.training.fast import CapturedStep
 from flashback.training.run import prepare_device
 from flashback.training.trainer import Position, RunState
+from helpers import quick_config, tiny_benchmark
 
 pytestmark = [
     pytest.mark.gpu,

@@ -73,11 +73,20 @@ def test_shipped_sweeps_resolve(name: str, tmp_path: Path) -> None:
         ("{hosts: [icarl], grid: {training.lr: 3}}", "grid.training.lr is a list"),
         ("{hosts: [icarl], arms: [both]}", "arms"),
         ("{hosts: [icarl], parts: 3}", "parts is a list"),
+        ("{hosts: [icarl], settings: [1]}", "settings of a sweep are a mapping"),
+        ("{hosts: [icarl], settings: {seed: 5}}", "decides seed itself"),
+        ("{hosts: [icarl], grid: {flashback.enabled: [true]}}", "decides flashback.enabled itself"),
     ],
 )
 def test_broken_sweep_files_get_one_sentence(text: str, sentence: str) -> None:
     with pytest.raises(FlashbackError, match=sentence):
         parse_sweep(text, "made")
+
+
+def test_parts_that_plan_different_runs_for_one_folder_are_refused(tmp_path: Path) -> None:
+    text = "{hosts: [icarl], parts: [{settings: {training.epochs: 3}}, {settings: {training.epochs: 4}}]}"
+    with pytest.raises(FlashbackError, match="two parts plan different runs"):
+        plan(parse_sweep(text, "made"), tmp_path, HERE)
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
@@ -128,16 +137,16 @@ parts:
 
     first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert first.returncode == 1
-    assert "10 of 12 runs done" in first.stdout
-    assert "broken" in first.stderr
-    assert "killed-once" in first.stderr
+    assert "11 of 12 runs done" in first.stdout
+    assert (tmp_path / "killed").exists()
+    assert "killed-once" not in first.stderr
+    assert [line for line in first.stderr.splitlines() if "this host is broken" in line]
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("results.json")}
-    assert len(stamps) == 10
+    assert len(stamps) == 11
 
     second = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert "11 of 12 runs done" in second.stdout
-    assert [line for line in second.stderr.splitlines() if "broken" in line]
-    assert "killed-once" not in second.stderr
+    assert [line for line in second.stderr.splitlines() if "this host is broken" in line]
     for path, stamp in stamps.items():
         assert path.stat().st_mtime_ns == stamp  # not run again
 

@@ -11,6 +11,7 @@ import pytest
 
 from flashback import configure
 from flashback.errors import FlashbackError
+from flashback.training import Interrupted
 from flashback.training import tune as tuning
 from flashback.training.tune import tune
 
@@ -79,3 +80,35 @@ def test_recipe_files_for_something_else_are_refused(tmp_path: Path) -> None:
     path.write_text("{host: icarl, recipes: [{benchmark: split-cifar10, kind: controlled, settings: {}}]}")
     with pytest.raises(FlashbackError, match="no recipe for icarl on split-fashion-mini"):
         configure("icarl", recipe=str(path))
+
+
+def test_another_tuning_in_the_same_folder_is_refused(fake_runs: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    tune("icarl", out=tmp_path, trials=1, settings=SETTINGS)
+    with pytest.raises(FlashbackError, match="another configuration"):
+        tune("lwf-mc", out=tmp_path, trials=1, settings=SETTINGS)
+
+
+def test_an_interrupted_trial_is_made_again(
+    fake_runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    working = tuning.run
+
+    def interrupted(config: Any, **_: Any) -> None:
+        fake_runs.append(config)
+        raise Interrupted
+
+    monkeypatch.setattr(tuning, "run", interrupted)
+    with pytest.raises(Interrupted):
+        tune("icarl", out=tmp_path, trials=1, settings=SETTINGS)
+    monkeypatch.setattr(tuning, "run", working)
+    assert len(tune("icarl", out=tmp_path, trials=1, settings=SETTINGS).trials) == 1
+    assert fake_runs[0].flashback == fake_runs[1].flashback  # the same choice
+
+
+@pytest.mark.parametrize("key", ["flashback.enabled", "seed"])
+def test_what_tuning_decides_is_refused(key: str, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(FlashbackError, match=f"decides {key} itself"):
+        tune("icarl", out=tmp_path, settings={**SETTINGS, key: 1})

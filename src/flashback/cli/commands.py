@@ -36,7 +36,8 @@ HostFile = Annotated[Path | None, typer.Option(help="A Python file that register
 Fast = Annotated[bool, typer.Option("--fast", help="Give up determinism for speed on a GPU.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
 Track = Annotated[
-    list[str] | None, typer.Option("--track", help="tensorboard, wandb or mlflow: also tell a tracker; may be repeated.")
+    list[str] | None,
+    typer.Option("--track", help="tensorboard, wandb or mlflow; may be repeated."),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value for any setting, e.g. training.epochs=20.")]
 
@@ -83,7 +84,7 @@ def run(
     track: Track = None,
     settings: Set = None,
 ) -> None:
-    """Train one host, bare or with flashbacks.
+    """Train one host, bare or with flashbacks (of a config.yaml: off with --set flashback.enabled=false).
 
     It is measured after every task, in both settings, and leaves its record in a folder.
     """

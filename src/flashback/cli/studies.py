@@ -131,9 +131,10 @@ def cka(
     out: Annotated[Path | None, typer.Option(help="A folder for cka.json, which a report shows.")] = None,
     data: Data = None,
     device: Device = "auto",
+    host_file: HostFile = None,
 ) -> None:
     """How near both arms stay to a jointly trained network, layer by layer, on old and new classes."""
-    found = compare_representations(host, flashback, reference, data=data, device=device, out=out)
+    found = compare_representations(host, flashback, reference, data=data, device=device, host_file=host_file, out=out)
     table = Table("layer", "old, host", "old, flashback", "new, host", "new, flashback")
     for k, layer in enumerate(found["layers"]):
         values = [found[part][arm][k] for part in ("old", "new") for arm in ("host", "flashback")]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flashback.batches import Batch, Stream, Views
 from flashback.benchmarks import Benchmark, Task
-from flashback.config import HostSettings, RunConfig
+from flashback.config import HostSettings, RunConfig, within
 from flashback.errors import FlashbackError
 from flashback.hosts.stages import Optimisation, Stage, Step
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
@@ -47,6 +47,11 @@ class Host(nn.Module):
         self.task: Task = benchmark.tasks[0]
         self.generator = torch.Generator(device=device)
         training = config.training
+        side = min(benchmark.image_shape[1:])
+        within(
+            training.image_size is None or training.image_size <= side,
+            f"training.image_size is {training.image_size}, but the images are stored at {side}; lower it",
+        )
         self.views = Views(
             benchmark.mean, benchmark.std, training.views, padding=benchmark.crop_padding, size=training.image_size
         )

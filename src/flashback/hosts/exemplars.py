@@ -25,6 +25,10 @@ class ExemplarSettings(HostSettings):
             f"host.memory_per_class is at least 1, not {self.memory_per_class}",
         )
         within(
+            self.memory_size is None or self.memory_size >= 1,
+            f"host.memory_size is at least 1, not {self.memory_size}",
+        )
+        within(
             self.memory_per_class is not None or self.memory_size is not None,
             "set host.memory_size (in all) or host.memory_per_class",
         )

@@ -75,6 +75,9 @@ class XDER(ReplayHost):
         # In the first task the memory is empty to the end; asking it would wait for the device in every step.
         return super().available(wanted) if self.task.index > 0 else 0
 
+    def variant(self) -> object:
+        return super().variant(), self.available(self.settings.contrastive_batch)
+
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> XDERStep:

@@ -70,7 +70,8 @@ class Memory(nn.Module):
     def available(self, n: int) -> int:
         """How many distinct slots a draw of n can give; waits for the device only until n are known to be filled."""
         bound = self._lower_bound()
-        return min(n, bound if bound >= n else self.filled)
+        known = bound >= n or (self.count.is_cuda and torch.cuda.is_current_stream_capturing())
+        return min(n, bound if known else self.filled)
 
     def refresh(self) -> None:
         """Forget how many slots are known to be filled. Loading or restoring state needs no call: it is noticed."""

@@ -37,6 +37,12 @@ def configure(
     return config_from_dict(values)
 
 
+def check_free(settings: Mapping[str, Any], what: str) -> None:
+    """Refuse settings that decide what a comparison, a sweep or a tuning decides itself."""
+    for key in ("seed", "flashback.enabled", "host.name", "benchmark.name", "recipe"):
+        within(key not in dotted(settings), f"{what} decides {key} itself; take it out of the settings")
+
+
 def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict[str, Any]:
     """What the recipe sets. Without one for this benchmark the defaults stand, unless another kind was asked for."""
     if kind.endswith((".yaml", ".yml")):

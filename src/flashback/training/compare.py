@@ -14,7 +14,7 @@ import torch
 from flashback.config import to_dict, within
 from flashback.hosts.outside import find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, verdict
-from flashback.recipes import config_from_dict, configure
+from flashback.recipes import check_free, config_from_dict, configure
 from flashback.records import RunRecord, differing_keys, make_folder, read_record, write_atomically
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST, Job, Place, carry_out, is_finished
@@ -104,7 +104,7 @@ def compare(
     """
     within(len(seeds) >= 1, "a comparison needs at least one seed")
     within(len(set(seeds)) == len(seeds), f"each seed counts once; {', '.join(map(str, seeds))} repeats one")
-    within("seed" not in (settings or {}), "a comparison sets the seed itself; give it as one of its seeds")
+    check_free(settings or {}, "a comparison")
     within(jobs >= 1, f"--jobs is at least 1, not {jobs}")
     find_hosts(host_file)
     place = Place(data, select_device(device).type, max(1, torch.get_num_threads() // jobs), host_file)

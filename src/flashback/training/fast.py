@@ -109,6 +109,7 @@ class CapturedStep(TrainingStep):
                 self.descend(*static)
         except Exception as error:  # a host from outside may do anything in its step
             self.capturing = False
+            self.graphs.clear()  # they draw from a generator that is given up below
             self.host.generator = torch.Generator(generator.device)  # the other one still believes in the capture
             self.host.generator.set_state(before)
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -15,7 +15,7 @@ from flashback.hosts.outside import find_hosts, in_one_line
 from flashback.recipes import config_from_dict
 from flashback.records import differing_keys, read_config, read_record
 from flashback.training.checkpoints import Interrupted
-from flashback.training.processes import run_in_processes
+from flashback.training.processes import DIED, run_in_processes
 from flashback.training.run import run
 from flashback.training.trainer import Observer
 
@@ -66,9 +66,14 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
 
 
 def carry_out(jobs: Sequence[Job], count: int, watch: Callable[[str], Observer]) -> dict[str, str]:
-    """Run all jobs; returns what went wrong by the name of the run."""
+    """Run all jobs; returns what went wrong by the name of the run.
+
+    A run whose process was killed gets a second chance: it goes on from its last checkpoint.
+    """
     if count > 1 and len(jobs) > 1:
         problems = run_in_processes({job.name: job for job in jobs}, count, attempt_alone, watch)
+        killed = {job.name: job for job in jobs if problems[job.name] == DIED}
+        problems |= run_in_processes(killed, count, attempt_alone, watch)
     else:
         problems = {job.name: attempt(job, watch(job.name)) for job in jobs}
     return {name: problem for name, problem in problems.items() if problem is not None}

@@ -114,6 +114,16 @@ def run(
             return _run_in_folder(folder, method, benchmark, observers, precision)
 
 
+def train(
+    method: Host | Flashback, benchmark: Benchmark | None = None, observers: Sequence[Observer] = ()
+) -> TrainingResult:
+    """Train a host, bare or wrapped, with the precision and determinism its configuration asks for."""
+    host = method.host
+    precision = select_precision(host.config, host.device)
+    prepare_device(host.config, host.device, precision)
+    return Trainer(method, benchmark or host.benchmark, observers, precision=precision).run()
+
+
 def _run_in_folder(
     folder: RunFolder, method: Host | Flashback, benchmark: Benchmark, observers: Sequence[Observer], precision: str
 ) -> TrainingResult:

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from flashback.benchmarks import Benchmark, Images
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host
+from flashback.hosts.outside import find_hosts
 from flashback.metrics import LinearCKA
 from flashback.nets import Backbone
 from flashback.recipes import config_from_dict
 from flashback.records import read_config, write_atomically
 from flashback.training.checkpoints import Checkpoints
 from flashback.training.evaluation import evaluation_mode
-from flashback.training.run import build_method, open_benchmark, select_device
+from flashback.training.run import build_method, open_benchmark, prepare_device, select_device
 from flashback.training.trainer import Trainer
 
 
@@ -28,8 +29,9 @@ def load_trained(folder: str | Path, data: str | Path | None = None, device: str
     """The host of a finished run as it was at the end, from the run's folder alone."""
     path = Path(folder)
     config = config_from_dict(read_config(path))
-    benchmark = open_benchmark(config, data)
-    trainer = Trainer(build_method(config, benchmark, select_device(device)), benchmark)
+    benchmark, target = open_benchmark(config, data), select_device(device)
+    prepare_device(config, target, "fp32")
+    trainer = Trainer(build_method(config, benchmark, target), benchmark)
     state = Checkpoints(path / "checkpoint", config.checkpoint).load()
     if state is None or state.values["position"]["task"] < len(benchmark.tasks):
         raise FlashbackError(f"{path} does not hold a finished run with its checkpoint; train it again with --out")
@@ -44,12 +46,25 @@ def compare_representations(
     *,
     data: str | Path | None = None,
     device: str = "auto",
+    host_file: str | Path | None = None,
     out: str | Path | None = None,
 ) -> dict[str, Any]:
     """CKA of both arms with the reference, on test images of earlier tasks (old) and of the last one (new).
 
     With `out`, leave cka.json there, which a report shows.
     """
+    find_hosts(host_file)
+    with torch.compiler.set_stance("force_eager"):
+        similarity = _similarity(host, flashback, reference, data, device)
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(out) / "cka.json", json.dumps(similarity, indent=1) + "\n")
+    return similarity
+
+
+def _similarity(
+    host: str | Path, flashback: str | Path, reference: str | Path, data: str | Path | None, device: str
+) -> dict[str, Any]:
     models = {name: load_trained(path, data, device) for name, path in (("host", host), ("flashback", flashback))}
     anchor = load_trained(reference, data, device)
     for model in models.values():
@@ -61,9 +76,6 @@ def compare_representations(
     similarity: dict[str, Any] = {"layers": list(layers_of(anchor)), "reference": anchor.settings.name}
     for name, images in sets.items():
         similarity[name] = {arm: layer_similarity(model, anchor, images) for arm, model in models.items()}
-    if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(out) / "cka.json", json.dumps(similarity, indent=1) + "\n")
     return similarity
 
 

@@ -15,7 +15,7 @@ import torch
 from flashback.config import build, read_yaml, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.outside import find_hosts
-from flashback.recipes import configure
+from flashback.recipes import check_free, configure
 from flashback.training.jobs import FLASHBACK, Job, Place, carry_out, is_finished
 from flashback.training.run import select_device
 from flashback.training.trainer import Observer
@@ -40,6 +40,7 @@ class Part:
             within(len(getattr(self, name)) >= 1, f"{source}: {name} is empty; name at least one")
         for key, values in self.grid.items():
             within(isinstance(values, list) and len(values) >= 1, f"{source}: grid.{key} is a list of values")
+        check_free({**self.settings, **self.grid}, "a sweep")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ def parse_sweep(text: str, source: str) -> Sweep:
 
 def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """What a part says, over what all parts share; settings add up."""
-    settings = {**(common.get("settings") or {}), **(own.get("settings") or {})}
+    given = [part.get("settings") or {} for part in (common, own)]
+    within(all(isinstance(settings, Mapping) for settings in given), "the settings of a sweep are a mapping of keys")
+    settings = {**given[0], **given[1]}
     return {**common, **own, **({"settings": settings} if settings else {})}
 
 
@@ -102,8 +105,12 @@ def plan(sweep: Sweep, out: Path, place: Place) -> list[Job]:
                 config = configure(
                     host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=part.recipe, settings=settings
                 )
-                folder = out / slug(benchmark) / slug(host) / part.recipe / label(choice) / arm / f"seed-{seed}"
-                jobs.setdefault(folder, Job(arm, seed, to_dict(config), folder, place, str(folder.relative_to(out))))
+                folder = out / slug(benchmark) / slug(host) / slug(part.recipe) / label(choice) / arm / f"seed-{seed}"
+                job = Job(arm, seed, to_dict(config), folder, place, str(folder.relative_to(out)))
+                within(
+                    jobs.setdefault(folder, job).config == job.config,
+                    f"two parts plan different runs for {job.title}; put what differs into the grid",
+                )
     return list(jobs.values())
 
 

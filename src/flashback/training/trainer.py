@@ -128,6 +128,7 @@ class Trainer:
         self.seed = self.host.config.seed
         self._resumed: RunState | None = None
         self._clock = time.monotonic()
+        self._trained_until: float | None = None
         prepare_backbones(self.host, self.method.networks())
 
     # ------------------------------------------------------------ the whole run
@@ -194,7 +195,7 @@ class Trainer:
         stage.before_epoch(epoch)
         spent = self.history.budget[-1]
         batches = torch.split(order, stage.batch_size)
-        began, preparing = time.monotonic(), self.step.preparation_seconds
+        self._trained_until = self.training_clock()
         for indices, raw in fetch(stream, batches[self.position.step :]):
             self.step(indices, raw)
             spent["steps"] += 1
@@ -202,8 +203,8 @@ class Trainer:
             self.move(replace(self.position, epoch=epoch, step=self.position.step + 1))
         self.step.check_finite(epoch)
         terms = self.step.read_means(len(stream))  # waits for the device, so the clock tells the truth
-        prepared = self.step.preparation_seconds - preparing
-        self.history.training_seconds += time.monotonic() - began - prepared
+        self.count_training()
+        self._trained_until = None
         self.emit("epoch", stage=stage.name, epoch=epoch, epochs=stage.epochs, lr=rate, losses=terms)
         self.move(replace(self.position, epoch=epoch + 1, step=0))
 
@@ -219,6 +220,17 @@ class Trainer:
         for name, size in self.method.knowledge_bytes().items():
             self.history.bytes[name] = max(size, self.history.bytes.get(name, 0))
 
+    def training_clock(self) -> float:
+        """Stands still during captures and compilations."""
+        return time.monotonic() - (self.step.preparation_seconds if self.step is not None else 0.0)
+
+    def count_training(self) -> None:
+        """Within an epoch, add the time since the last count."""
+        if self._trained_until is not None:
+            now = self.training_clock()
+            self.history.training_seconds += now - self._trained_until
+            self._trained_until = now
+
     def emit(self, event: str, **values: Any) -> None:
         steps = sum(entry["steps"] for entry in self.history.budget)
         for observer in self.observers:
@@ -227,11 +239,14 @@ class Trainer:
     def move(self, position: Position) -> None:
         self.position = position
         if self.keeper is not None and self.keeper.due(position):
-            self.keeper.save(self.state())
+            self.save()
 
     def save(self) -> None:
         if self.keeper is not None:
+            self.count_training()
             self.keeper.save(self.state())
+            if self._trained_until is not None:
+                self._trained_until = self.training_clock()  # saving is not training
 
     # ------------------------------------------------------------ state, for exact resume
 
@@ -283,8 +298,3 @@ class Trainer:
 def select(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     prefix = f"{part}."
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def train(method: Host | Flashback, benchmark: Benchmark | None = None, **options: Any) -> TrainingResult:
-    """Train a host, bare or wrapped, and return its result."""
-    return Trainer(method, benchmark or method.host.benchmark, **options).run()

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from flashback.config import within
+from flashback.config import RunConfig, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts
-from flashback.recipes import configure
-from flashback.records import is_finished, make_folder, read_record, write_atomically
+from flashback.recipes import check_free, configure
+from flashback.records import RunFolder, is_finished, read_record, write_atomically
 from flashback.training.run import run
 from flashback.training.trainer import Observer
 
@@ -50,38 +50,44 @@ def tune(
     """Search alpha_p and E1 with Optuna. The study and its runs lie in `out`; the same call goes on with them."""
     optuna = needed_optuna()
     within(trials >= 1, f"--trials is at least 1, not {trials}")
+    check_free(settings or {}, "tuning")
     find_hosts(host_file)
-    folder = Path(out)
-    make_folder(folder)
-    own = {"benchmark.validation": VALIDATION, **(settings or {})}
-    within(
-        float(own["benchmark.validation"]) > 0, "tuning needs benchmark.validation above 0: test images are not for it"
-    )
-    epochs = configure(host, benchmark, flashback=True, recipe=recipe, settings=own).training.epochs
-    within(epochs >= 2, "tuning E1 needs at least two epochs (training.epochs)")
+    fixed = {"benchmark.validation": VALIDATION, **(settings or {})}
+
+    def configured(alpha: float, epochs: int) -> RunConfig:
+        chosen = {**fixed, "flashback.alpha": alpha, "flashback.epochs": epochs}
+        return configure(host, benchmark, flashback=True, seed=seed, recipe=recipe, settings=chosen)
+
+    base = configured(ALPHAS[0], 1)
+    within(base.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
+    folder = RunFolder.open(Path(out), to_dict(base)).path  # another tuning in the same folder is refused
     study = optuna.create_study(
         study_name="flashback",
         storage=f"sqlite:///{(folder / 'study.db').resolve()}",
         direction="maximize",
         load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=seed),
     )
+    done = len(finished_trials(study))
+    study.sampler = optuna.samplers.TPESampler(seed=seed + done)
 
     def objective(trial: Any) -> float:
-        choice = {
-            "flashback.alpha": trial.suggest_categorical("alpha", ALPHAS),
-            "flashback.epochs": trial.suggest_int("epochs", 1, max(1, epochs // 2)),
-        }
-        config = configure(host, benchmark, flashback=True, seed=seed, recipe=recipe, settings={**own, **choice})
-        place = folder / f"alpha={choice['flashback.alpha']},E1={choice['flashback.epochs']}"
+        alpha = trial.suggest_categorical("alpha", ALPHAS)
+        epochs = trial.suggest_int("epochs", 1, max(1, base.training.epochs // 2))
+        place = folder / f"alpha={alpha},E1={epochs}"
         if not is_finished(place):  # the same choice may come up again
-            run(config, out=place, data=data, device=device, observers=[watch(place.name)])
+            run(configured(alpha, epochs), out=place, data=data, device=device, observers=[watch(place.name)])
         accuracy: float = read_record(place).results["class_incremental"]["average_accuracy"]
         return accuracy
 
-    done = sum(trial.state.is_finished() for trial in study.trials)
+    for trial in study.trials:
+        if trial.value is None and trial.params:
+            study.enqueue_trial(trial.params, skip_if_exists=True)  # it was interrupted: its run goes on
     study.optimize(objective, n_trials=max(0, trials - done))
     return conclude(study, folder, host, benchmark, recipe)
+
+
+def finished_trials(study: Any) -> list[Any]:
+    return [trial for trial in study.trials if trial.value is not None]
 
 
 def needed_optuna() -> Any:
@@ -89,14 +95,14 @@ def needed_optuna() -> Any:
         optuna = import_module("optuna")
     except ImportError:
         raise FlashbackError("flashback tune needs the package optuna; install flashback-cl[tune]") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
 
 def conclude(study: Any, folder: Path, host: str, benchmark: str, recipe: str) -> Tuned:
     """The chosen values, written as settings with their source."""
     best = study.best_trial
-    trials = [{**trial.params, "accuracy": trial.value} for trial in study.trials if trial.value is not None]
+    trials = [{**trial.params, "accuracy": trial.value} for trial in finished_trials(study)]
     source = f"tuned on a validation split of the training images, {len(trials)} trials"
     chosen = {"flashback.alpha": best.params["alpha"], "flashback.epochs": best.params["epochs"]}
     document = {
