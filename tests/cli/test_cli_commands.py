@@ -98,8 +98,8 @@ def test_a_finished_run_is_not_overwritten(flashback: Command, tiny: list[str]) 
 
 
 def test_set_wins_over_options_and_recipe(flashback: Command, tiny: list[str]) -> None:
-    flashback("run", "finetune", "--out", "out", "--precision", "fp32", *tiny, "--set", "training.precision=tf32")
-    assert yaml.safe_load(Path("out/config.yaml").read_text())["training"]["precision"] == "tf32"
+    flashback("run", "finetune", "--out", "out", "--precision", "tf32", *tiny, "--set", "training.precision=fp32")
+    assert yaml.safe_load(Path("out/config.yaml").read_text())["training"]["precision"] == "fp32"
 
 
 def test_warnings_take_one_line(flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
