@@ -20,6 +20,7 @@ from flashback.knowledge import (
     soft_cross_entropy,
     squared_error,
 )
+from flashback.knowledge.kinds import QuadraticForm
 from flashback.memory import Memory
 
 
@@ -135,6 +136,12 @@ def test_important_parameters_form_a_quadratic() -> None:
     assert net.bias.grad is not None
     assert knowledge.nbytes() == 2 * 9 * 4
     assert torch.equal(flat(net.parameters()), torch.tensor(now))
+
+
+def test_the_slope_of_the_quadratic_form() -> None:
+    present = torch.randn(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    anchors, importance = (torch.linspace(low, 2.0, 7, dtype=torch.float64) for low in (-1.0, 0.0))
+    assert torch.autograd.gradcheck(QuadraticForm.apply, (present, anchors, importance))
 
 
 # ---------------------------------------------------------------- replayed targets

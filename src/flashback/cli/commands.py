@@ -9,6 +9,7 @@ import typer
 
 from flashback import __version__ as flashback_version
 from flashback.cli import report, studies, tables
+from flashback.cli.options import Data, Device, HostFile, Jobs, Set
 from flashback.cli.progress import ProgressView, output
 from flashback.config import RunConfig, parse_assignment, read_yaml, set_dotted, within
 from flashback.errors import FlashbackError, unknown
@@ -29,17 +30,13 @@ Benchmark = Annotated[
     typer.Option(help="A name (see `flashback list benchmarks`), an .npz or a folder; default: split-fashion-mini."),
 ]
 Out = Annotated[Path | None, typer.Option(help="The folder for the record; default: under runs/.")]
-Data = Annotated[Path | None, typer.Option(help="The folder the datasets are in.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Recipe = Annotated[str | None, typer.Option(help="controlled (the default), anchor or as-published.")]
-HostFile = Annotated[Path | None, typer.Option(help="A Python file that registers hosts of your own.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Give up determinism for speed on a GPU.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
 Track = Annotated[
     list[str] | None,
     typer.Option("--track", help="tensorboard, wandb or mlflow; may be repeated."),
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", help="key=value for any setting, e.g. training.epochs=20.")]
 
 DEFAULT_BENCHMARK, DEFAULT_RECIPE, DEFAULT_SEEDS = "split-fashion-mini", "controlled", 3
 
@@ -126,7 +123,7 @@ def compare(
     seeds: Annotated[int | None, typer.Option(help="How many: 0, 1, 2, ...; default: 3.")] = None,
     seed_list: Annotated[str | None, typer.Option(help="Or the seeds themselves: 123,246,369.")] = None,
     out: Out = None,
-    jobs: Annotated[int, typer.Option(help="How many runs go on at a time.")] = 1,
+    jobs: Jobs = None,
     data: Data = None,
     device: Device = "auto",
     recipe: Recipe = None,

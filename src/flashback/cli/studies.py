@@ -10,16 +10,13 @@ from rich.live import Live
 from rich.table import Table
 
 from flashback.cli import tables
+from flashback.cli.options import Data, Device, HostFile, Jobs, Set
 from flashback.cli.progress import ProgressView, output
 from flashback.config import parse_assignment
 from flashback.training.similarity import compare_representations
 from flashback.training.sweep import Outcome, read_sweep, run_sweep, shipped_sweeps
 from flashback.training.trainer import Event, Observer
 from flashback.training.tune import tune as tune_flashback
-
-Data = Annotated[Path | None, typer.Option(help="The folder the datasets are in.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-HostFile = Annotated[Path | None, typer.Option(help="A Python file that registers hosts of your own.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def sweep(
     file: Annotated[str, typer.Argument(help=f"A YAML file, or one of: {', '.join(sorted(shipped_sweeps()))}.")],
     out: Annotated[Path, typer.Option(help="The folder for all records.")],
-    jobs: Annotated[int, typer.Option(help="How many runs go on at a time.")] = 1,
+    jobs: Jobs = None,
     data: Data = None,
     device: Device = "auto",
     host_file: HostFile = None,
@@ -96,7 +93,7 @@ def tune(
     data: Data = None,
     device: Device = "auto",
     host_file: HostFile = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value for any setting.")] = None,
+    settings: Set = None,
 ) -> None:
     """Choose alpha_p and E1 on a validation split of the training images."""
     with ProgressView() as view:

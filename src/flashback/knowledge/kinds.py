@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +93,24 @@ class ImportantParameters(Knowledge):
 
     def distance(self, parameters: Iterable[nn.Parameter]) -> Tensor:
         """The quadratic form of Eq. 17 and 22, without the factor 1/2 (which the weights of the hosts include)."""
-        return (self.importance * (flat(parameters) - self.values).square()).sum()
+        form: Tensor = QuadraticForm.apply(flat(parameters), self.values, self.importance)  # type: ignore[no-untyped-call]
+        return form
+
+
+class QuadraticForm(torch.autograd.Function):
+    """sum F (theta - theta_s)^2. Written out, it passes over all parameters half as often as autograd would."""
+
+    @staticmethod
+    def forward(ctx: Any, present: Tensor, values: Tensor, importance: Tensor) -> Tensor:
+        difference = present - values
+        weighted = importance * difference
+        ctx.save_for_backward(weighted)
+        return torch.dot(weighted, difference)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        (weighted,) = ctx.saved_tensors
+        return 2 * slope * weighted, None, None
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

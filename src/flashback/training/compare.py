@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flashback.config import to_dict, within
 from flashback.hosts.outside import find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, verdict
@@ -18,7 +16,7 @@ from flashback.recipes import check_free, config_from_dict, configure
 from flashback.records import RunRecord, differing_keys, make_folder, read_record, write_atomically
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST, Job, Place, carry_out, is_finished
-from flashback.training.run import build_method, open_benchmark, select_device
+from flashback.training.run import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
 METRICS = {  # what is compared, and whether more of it is better
@@ -92,7 +90,7 @@ def compare(
     out: str | Path,
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     data: str | Path | None = None,
     device: str = "auto",
     host_file: str | Path | None = None,
@@ -100,14 +98,14 @@ def compare(
 ) -> Comparison:
     """Run both arms with the same settings and seeds, reuse what is finished, and leave comparison.json in `out`.
 
-    `jobs` runs go on at a time, each in its own process; `watch` gives the observer of a run by its name.
+    `jobs` runs go on at a time, each in its own process; by default one on a CPU, on a GPU as many as make all
+    together faster. `watch` gives the observer of a run by its name.
     """
     within(len(seeds) >= 1, "a comparison needs at least one seed")
     within(len(set(seeds)) == len(seeds), f"each seed counts once; {', '.join(map(str, seeds))} repeats one")
     check_free(settings or {}, "a comparison")
-    within(jobs >= 1, f"--jobs is at least 1, not {jobs}")
     find_hosts(host_file)
-    place = Place(data, select_device(device).type, max(1, torch.get_num_threads() // jobs), host_file)
+    place = Place.of(data, device, host_file, jobs)
     planned = []
     for seed in seeds:
         for arm in ARMS:

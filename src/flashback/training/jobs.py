@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from flashback.config import within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line
 from flashback.recipes import config_from_dict
 from flashback.records import differing_keys, read_config, read_record
 from flashback.training.checkpoints import Interrupted
+from flashback.training.packing import FixedPace, MeasuredPace, sharing_gpu
 from flashback.training.processes import DIED, run_in_processes
-from flashback.training.run import run
+from flashback.training.run import run, select_device
 from flashback.training.trainer import Observer
 
 ARMS = HOST, FLASHBACK = "host", "flashback"
@@ -28,8 +30,15 @@ class Place:
 
     data: str | Path | None
     device: str
-    threads: int
+    threads: int  # of a process that has others beside it
     host_file: str | Path | None
+
+    @classmethod
+    def of(cls, data: str | Path | None, device: str, host_file: str | Path | None, jobs: int | None) -> Place:
+        within(jobs is None or jobs >= 1, f"--jobs is at least 1, not {jobs}")
+        kind = select_device(device).type
+        threads = max(1, torch.get_num_threads() // (jobs or 1)) if kind == "cpu" else 1
+        return cls(data, kind, threads, host_file)
 
 
 @dataclass(frozen=True)
@@ -65,18 +74,27 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
     return True
 
 
-def carry_out(jobs: Sequence[Job], count: int, watch: Callable[[str], Observer]) -> dict[str, str]:
-    """Run all jobs; returns what went wrong by the name of the run.
+def carry_out(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer]) -> dict[str, str]:
+    """Run all jobs, `count` at a time; returns what went wrong by the name of the run.
 
     A run whose process was killed gets a second chance: it goes on from its last checkpoint.
     """
-    if count > 1 and len(jobs) > 1:
-        problems = run_in_processes({job.name: job for job in jobs}, count, attempt_alone, watch)
-        killed = {job.name: job for job in jobs if problems[job.name] == DIED}
-        problems |= run_in_processes(killed, count, attempt_alone, watch)
-    else:
+    one_by_one = len(jobs) < 2 or count == 1 or (count is None and jobs[0].place.device != "cuda")
+    if one_by_one:
         problems = {job.name: attempt(job, watch(job.name)) for job in jobs}
+    else:
+        problems = run_packed(jobs, count, watch)
+        problems |= run_packed([job for job in jobs if problems[job.name] == DIED], count, watch)
     return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def run_packed(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer]) -> dict[str, str | None]:
+    """Each run in a process of its own, several at a time."""
+    if not jobs:
+        return {}
+    with sharing_gpu(jobs[0].place.device):
+        pace = FixedPace(count) if count is not None else MeasuredPace.of_gpu(len(jobs))
+        return run_in_processes({job.name: job for job in jobs}, pace, attempt_alone, watch)
 
 
 def attempt(job: Job, observer: Observer) -> str | None:

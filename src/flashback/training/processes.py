@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from flashback.training.checkpoints import Interrupted
+from flashback.training.packing import Pace
 from flashback.training.trainer import Observer
 
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
@@ -20,9 +21,9 @@ PATIENCE = 60.0  # seconds a process has to save its state
 
 
 def run_in_processes(
-    jobs: Mapping[str, Any], count: int, work: Work, watch: Callable[[str], Observer]
+    jobs: Mapping[str, Any], pace: Pace, work: Work, watch: Callable[[str], Observer]
 ) -> dict[str, str | None]:
-    """Run named jobs, `count` at a time; returns what went wrong with each, None for nothing.
+    """Run named jobs, as many at a time as `pace` says; returns what went wrong with each, None for nothing.
 
     `work` is a function of a module and jobs can be pickled, because every process starts afresh, as CUDA needs it.
     """
@@ -32,7 +33,7 @@ def run_in_processes(
     try:
         with interrupted_by_sigterm():
             while waiting or running:
-                while waiting and len(running) < count:
+                while waiting and len(running) < pace.limit:
                     name = waiting.pop(0)
                     pipe, process = start(work, jobs[name])
                     running[pipe] = name, process, watch(name)
@@ -40,6 +41,7 @@ def run_in_processes(
                     name, process, observer = running[ready]
                     kind, value = receive(ready)
                     if kind == "event":
+                        pace.note(name, value)
                         observer(value)
                     elif kind == "end":
                         problems[name] = value
@@ -47,6 +49,7 @@ def run_in_processes(
                         raise Interrupted
                     else:
                         process.join()
+                        pace.ended(name)
                         del running[ready]
     except KeyboardInterrupt:
         raise Interrupted from None

@@ -220,10 +220,15 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
         "device_type": device.type,
         "precision": precision,
         "deterministic": device.type == "cpu" or not config.fast,
-        "must_match": {"device": name, "precision": precision, "threads": torch.get_num_threads(), **versions()},
+        "must_match": {"device": name, "precision": precision, **threads_that_count(device), **versions()},
         "versions": versions(),
         "commit": commit(),
     }
+
+
+def threads_that_count(device: torch.device) -> dict[str, int]:
+    """On a CPU sums depend on how many threads share them; a GPU does its own."""
+    return {"threads": torch.get_num_threads()} if device.type == "cpu" else {}
 
 
 def spent(history: History) -> dict[str, Any]:

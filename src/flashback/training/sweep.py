@@ -10,14 +10,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from flashback.config import build, read_yaml, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import check_free, configure
 from flashback.training.jobs import FLASHBACK, Job, Place, carry_out, is_finished
-from flashback.training.run import select_device
 from flashback.training.trainer import Observer
 
 DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"
@@ -148,16 +145,15 @@ def run_sweep(
     sweep: Sweep,
     out: str | Path,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     data: str | Path | None = None,
     device: str = "auto",
     host_file: str | Path | None = None,
     watch: Callable[[Outcome, str], Observer] = lambda outcome, name: lambda event: None,
 ) -> Outcome:
-    """Run what is missing, `jobs` at a time. Records brought from another machine count as done."""
-    within(jobs >= 1, f"--jobs is at least 1, not {jobs}")
+    """Run what is missing, `jobs` at a time as `compare` does. Records brought from another machine count as done."""
     find_hosts(host_file)
-    place = Place(data, select_device(device).type, max(1, torch.get_num_threads() // jobs), host_file)
+    place = Place.of(data, device, host_file, jobs)
     planned = plan(sweep, Path(out), place)
     outcome = Outcome({job.name: DONE if is_finished(job) else WAITING for job in planned})
 
