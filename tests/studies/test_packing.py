@@ -14,14 +14,16 @@ from flashback.training import jobs as jobs_module
 from flashback.training.packing import FixedPace, MeasuredPace, sharing_gpu
 
 GIB = 1 << 30
-STARTING = 20.0  # seconds from the start of a process to the end of its first epoch
 
 
 class MadeGpu:
-    """Runs epochs of runs side by side in made time. `together(n)` is the speed of n runs in all."""
+    """Runs epochs of runs side by side in made time.
 
-    def __init__(self, together: Any, memory: int = 140 * GIB, each: int = 2 * GIB) -> None:
-        self.together, self.memory, self.each = together, memory, each
+    `together(n)` is the speed of n runs in all; `starting` the seconds until the first epoch of a run has ended.
+    """
+
+    def __init__(self, together: Any, memory: int = 140 * GIB, each: int = 2 * GIB, starting: float = 20.0) -> None:
+        self.together, self.memory, self.each, self.starting = together, memory, each, starting
         self.now = 0.0
         self.running: dict[str, dict[str, Any]] = {}
         self.most_seen = 0
@@ -38,7 +40,7 @@ class MadeGpu:
         while waiting or self.running:
             while waiting and len(self.running) < pace.limit:
                 name = waiting.pop(0)
-                self.running[name] = {"cost": costs(int(name.split()[1])), "left": STARTING, "epoch": 0}
+                self.running[name] = {"cost": costs(int(name.split()[1])), "left": self.starting, "epoch": 0}
             self.most_seen = max(self.most_seen, len(self.running))
             name = min(self.running, key=lambda name: self.running[name]["left"] / self.speed(name))
             passed = self.running[name]["left"] / self.speed(name)
@@ -100,6 +102,14 @@ def test_runs_that_hinder_each_other_go_back() -> None:
     gpu = MadeGpu(lambda n: {1: 1.0, 2: 1.8}.get(n, 1.2))
     gpu.go(pace := pace_for(gpu), 30)
     assert pace.limit == 2
+
+
+def test_where_nothing_can_be_compared_the_next_doubling_tells() -> None:
+    """The second run trains only after the first one has left its first task, the only thing it did alone."""
+    gpu = MadeGpu(saturating(2.0), starting=45.0)
+    gpu.go(pace := pace_for(gpu), 12, costs=lambda k: 0.9)
+    assert gpu.most_seen == 4
+    assert pace.settled
 
 
 def test_runs_of_different_cost_are_compared_with_themselves() -> None:

@@ -122,15 +122,20 @@ class MeasuredPace:
         self.settled = self.limit == count
 
     def gain(self) -> float | None:
-        """How much faster all runs together are than those of the level before; None while too little is measured."""
+        """How much faster all runs together are than those of the level before; None while too little is measured.
+
+        Runs that have all gone on to other stages since leave nothing to compare: then the next doubling will tell.
+        """
         count = len(self.training)
         before, now = self.spent[self.base], self.spent[count]
-        both = [kind for kind in now if kind in before]
+        known = {kind for kind, spent in before.items() if spent.seconds >= SECONDS / 3}
+        both = known & now.keys()
         seconds = sum(now[kind].seconds for kind in both)
-        if min(seconds, sum(before[kind].seconds for kind in both)) < SECONDS:
-            return None
-        kept = sum(relative_speed(before[kind], now[kind]) * now[kind].seconds for kind in both) / seconds
-        return kept * count / self.base
+        if seconds >= SECONDS:
+            kept = sum(relative_speed(before[kind], now[kind]) * now[kind].seconds for kind in both) / seconds
+            return kept * count / self.base
+        can_still_tell = any(self.marks[name].kind in known for name in self.training)
+        return None if can_still_tell else WORTH_IT
 
     def room(self) -> int:
         """How many more runs of the present mean size fit."""
