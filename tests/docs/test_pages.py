@@ -19,6 +19,7 @@ from flashback.config import RunConfig
 from flashback.hosts import HOSTS
 from flashback.metrics import summarise
 from flashback.recipes import KINDS, list_recipes
+from flashback.speed import read_bench, sheets
 from flashback.training.jobs import Place
 from flashback.training.sweep import Part, plan, read_sweep, shipped_sweeps
 
@@ -124,22 +125,9 @@ def test_the_speeds_are_those_measured() -> None:
     text = text_of("speed.md")
     file = re.search(r"`(speed/\S+\.json)`", text)
     assert file
-    measured = json.loads((ROOT / file[1]).read_text(encoding="utf-8"))
-    expected = [
-        [
-            speed["host"],
-            "flashback" if speed["flashback"] else "host",
-            str(speed["batch_size"]),
-            "fast" if speed["fast"] else "deterministic",
-            f"{speed['images_per_second']:,.0f}",
-            f"{speed['preparation_seconds']:.1f} s",
-            f"{speed['peak_bytes'] / 2**30:.2f} GiB",
-        ]
-        for speed in measured["speeds"]
-    ]
-    assert all(speed["captured"] for speed in measured["speeds"])
-    assert sorted(rows(section(text, "Measured"))) == sorted(expected)
-    assert f"{measured['device']}, PyTorch {measured['versions']['torch']}" in text
+    measured = read_bench(ROOT / file[1])
+    assert rows(section(text, "Measured")) == sheets(measured)[0].rows
+    assert f"{measured.device}, PyTorch {measured.versions['torch']}, {measured.precision}" in text
 
 
 # ---------------------------------------------------------------- the site

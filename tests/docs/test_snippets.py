@@ -27,7 +27,7 @@ from flashback.cli.tables import LISTS
 from flashback.config import parse_assignment
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
-from flashback.training import bench
+from flashback.speed import setup
 from flashback.training.jobs import Place
 from flashback.training.sweep import plan, read_sweep, shipped_sweeps
 
@@ -39,6 +39,7 @@ SHORTER = {
     "compare": [*SETTINGS, "--jobs", "1"],
     "sweep": ["--jobs", "1"],
     "tune": [*SETTINGS, "--trials", "2"],
+    "bench": ["--only", "steps"],
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -69,7 +70,7 @@ def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The package has a function of the name of this module, which hides it.
     monkeypatch.setattr(sys.modules["flashback.training.run"], "load_benchmark", load_less)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(bench, "ON_CPU", replace(bench.ON_CPU, per_class=5, seconds=0.01))
+    monkeypatch.setattr(setup, "ON_CPU", replace(setup.ON_CPU, per_class=5, seconds=0.01))
 
 
 # ---------------------------------------------------------------- carried out

@@ -1,4 +1,4 @@
-"""The commands: list, run, resume, compare, bench; report has a file of its own."""
+"""The commands: list, run, resume, compare; the others have files of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flashback import __version__ as flashback_version
-from flashback.cli import report, studies, tables
+from flashback.cli import report, speed, studies, tables
 from flashback.cli.options import Data, Device, HostFile, Jobs, Set
 from flashback.cli.progress import ProgressView, output
 from flashback.config import RunConfig, parse_assignment, read_yaml, set_dotted, within
@@ -18,7 +18,6 @@ from flashback.recipes import config_from_dict, configure
 from flashback.records import read_record
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
-from flashback.training.bench import bench as measure_speed
 from flashback.training.compare import compare as compare_arms
 from flashback.training.trackers import make_tracker
 
@@ -165,17 +164,7 @@ def compare(
 
 report.register(app)
 studies.register(app)
-
-
-@app.command()
-def bench(
-    hosts: Annotated[list[str] | None, typer.Argument(help="Which hosts; default: all.")] = None,
-    device: Device = "auto",
-    out: Annotated[Path | None, typer.Option(help="A folder for bench.json.")] = None,
-) -> None:
-    """How fast is training on this machine?"""
-    find_hosts()
-    measure_speed(hosts=hosts or [], device=device, out=out, show=typer.echo)
+speed.register(app)
 
 
 # ---------------------------------------------------------------- from options to what the functions want

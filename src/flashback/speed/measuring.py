@@ -1,0 +1,211 @@
+"""The bench: what is to be measured, what is there already, and each figure on the disk before the next one."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from flashback.config import RunConfig, TrainingConfig, build, within
+from flashback.errors import FlashbackError, unknown
+from flashback.hosts import HOSTS
+from flashback.hosts.outside import find_hosts
+from flashback.speed.figures import (
+    MODES,
+    Bench,
+    Cache,
+    Case,
+    Mode,
+    PackedCase,
+    RunCase,
+    continue_bench,
+    has,
+    put,
+    reason,
+    write_bench,
+)
+from flashback.speed.parts import PARTS
+from flashback.speed.runs import measure_packed, measure_run
+from flashback.speed.setup import Setup, size_for
+from flashback.speed.sheets import write_tables
+from flashback.speed.steps import steady_state
+from flashback.training.run import select_device, select_precision, versions
+
+SECTIONS = ("steps", "parts", "runs", "packed")
+Measurement = tuple[str, Callable[[], str]]  # its label, and what takes the figure and says it
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to measure. What is left empty is everything: every host, the batch sizes of the device, every mode."""
+
+    hosts: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
+    modes: tuple[Mode, ...] = ()  # where empty, whole runs take the one that a run takes by itself
+    flashback: bool | None = None  # with, without, or both
+    sections: tuple[str, ...] = ("steps", "parts", "runs")
+    run_hosts: tuple[str, ...] = ("icarl",)
+    run_batch: int = 32
+    tasks: int | None = None  # of a whole run; None: few
+    epochs: int | None = None
+    cold: bool = False  # whole runs with a new cache of compiled code, and then with the same one
+    packed: tuple[int, ...] = ()  # so many whole runs at a time
+
+    def check(self, device: torch.device) -> None:
+        for name in (*self.hosts, *self.run_hosts):
+            within(HOSTS[name].task_by_task, f"{name} does not learn task by task; leave it out")
+        for kind, given, known in (("mode", self.modes, MODES), ("section", self.sections, SECTIONS)):
+            for name in given:
+                if name not in known:
+                    raise unknown(kind, name, known)
+        eager = device.type == "cuda" or set(self.modes) <= {"eager"}
+        within(eager, "only --mode eager can be measured on a CPU; the other modes capture CUDA graphs")
+        within(all(batch >= 1 for batch in (*self.batches, self.run_batch)), "a batch has at least 1 image")
+        within(self.tasks is None or self.tasks >= 1, f"--tasks is at least 1, not {self.tasks}")
+        within(self.epochs is None or self.epochs >= 2, "--epochs is at least 2, for flashback splits them in two")
+        within(all(count >= 1 for count in self.packed), "--packed is at least 1")
+        within("packed" not in self.sections or bool(self.packed), "--only packed needs --packed, how many at a time")
+
+
+def bench(
+    choice: Choice | None = None,
+    *,
+    device: str = "auto",
+    precision: str | None = None,
+    out: str | Path | None = None,
+    show: Callable[[str], None] = lambda line: None,
+) -> Bench:
+    """Measure how fast training is here; `show` gets a line for each figure as it comes.
+
+    With `out`, figures go into bench.json there one by one, and at last into bench.md and bench.png. A folder with
+    figures of the same device, precision and versions is gone on with: only what is missing or failed is measured.
+    """
+    find_hosts()
+    choice, target = choice or Choice(), select_device(device)
+    choice.check(target)
+    training = build(TrainingConfig, {"precision": precision}, "training.")
+    setup = Setup(size_for(target), target, select_precision(RunConfig(training=training), target))
+    found = Bench(device_name(target), now(), setup.precision, surroundings(target), setup.size)
+    if out is not None:
+        found = continue_bench(found, Path(out))
+    for label, take in missing(found, setup, choice):
+        try:
+            line = take()
+            found.failures.pop(label, None)
+        except (RuntimeError, FlashbackError) as problem:
+            line = found.failures[label] = reason(problem)
+        show(f"{label}: {line}")
+        if out is not None:
+            write_bench(found, Path(out))
+    if out is not None:
+        write_tables(found, Path(out) / "bench")
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{processor()}, {threads} thread{'s' * (threads > 1)}"
+
+
+def processor() -> str:
+    """The name of the CPU, which Python itself often does not know."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def surroundings(device: torch.device) -> dict[str, str]:
+    return versions() | ({"cuda": str(torch.version.cuda)} if device.type == "cuda" else {})
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# ---------------------------------------------------------------- what is to be measured
+
+
+def missing(found: Bench, setup: Setup, choice: Choice) -> Iterator[Measurement]:
+    """Everything that is chosen and not there yet."""
+    if "steps" in choice.sections:
+        yield from missing_steps(found, setup, choice)
+    if "parts" in choice.sections:
+        yield from ((name, partial(take_part, found, setup, name)) for name in PARTS if name not in found.parts)
+    if "runs" in choice.sections:
+        yield from missing_runs(found, setup, choice)
+    if choice.packed:
+        yield from missing_packed(found, setup, choice)
+
+
+def missing_steps(found: Bench, setup: Setup, choice: Choice) -> Iterator[Measurement]:
+    hosts = choice.hosts or [name for name in HOSTS if HOSTS[name].task_by_task]
+    modes = choice.modes or (MODES if setup.device.type == "cuda" else MODES[:1])
+    for (host, flashback), batch, mode in product(arms(hosts, choice), choice.batches or setup.size.batches, modes):
+        case = Case(host, flashback, mode, batch)
+        if not has(found.speeds, case):
+            yield case.label, partial(take_speed, found, setup, case)
+
+
+def missing_runs(found: Bench, setup: Setup, choice: Choice) -> Iterator[Measurement]:
+    caches: tuple[Cache, ...] = ("cold", "warm") if choice.cold else ("own",)
+    for case in run_cases(setup, choice, caches[0]):
+        if not all(has(found.runs, replace(case, cache=cache)) for cache in caches):
+            yield case.label, partial(take_run, found, setup, case)
+
+
+def missing_packed(found: Bench, setup: Setup, choice: Choice) -> Iterator[Measurement]:
+    for run, count in product(run_cases(setup, choice, "own"), choice.packed):
+        case = PackedCase(**vars(run), count=count)
+        if not has(found.packed, case):
+            yield case.label, partial(take_packed, found, setup, case)
+
+
+def run_cases(setup: Setup, choice: Choice, cache: Cache) -> Iterator[RunCase]:
+    modes = choice.modes or (("captured",) if setup.device.type == "cuda" else ("eager",))
+    tasks, epochs = choice.tasks or setup.size.tasks, choice.epochs or setup.size.epochs
+    for (host, flashback), mode in product(arms(choice.run_hosts, choice), modes):
+        yield RunCase(host, flashback, mode, choice.run_batch, tasks, epochs, cache)
+
+
+def arms(hosts: Iterable[str], choice: Choice) -> Iterator[tuple[str, bool]]:
+    """Every host without and with flashback, where that is chosen and can be."""
+    for host, flashback in product(hosts, (False, True)):
+        if choice.flashback in (None, flashback) and (HOSTS[host].has_knowledge or not flashback):
+            yield host, flashback
+
+
+# ---------------------------------------------------------------- taking a figure
+
+
+def take_speed(found: Bench, setup: Setup, case: Case) -> str:
+    speed = steady_state(setup, case)
+    put(found.speeds, speed)
+    return f"{speed.images_per_second:,.0f} images/s"
+
+
+def take_part(found: Bench, setup: Setup, name: str) -> str:
+    setup.free()
+    found.parts[name] = PARTS[name](setup)
+    return f"{found.parts[name]:.4f}"
+
+
+def take_run(found: Bench, setup: Setup, case: RunCase) -> str:
+    runs = measure_run(setup, case)
+    for run in runs:
+        put(found.runs, run)
+    return ", then ".join(f"{run.images_per_second:,.0f} images/s in {run.seconds:.1f} s" for run in runs)
+
+
+def take_packed(found: Bench, setup: Setup, case: PackedCase) -> str:
+    packed = measure_packed(setup, case)
+    put(found.packed, packed)
+    return f"{packed.images_per_second:,.0f} images/s in all"
