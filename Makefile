@@ -9,13 +9,14 @@ export OMP_NUM_THREADS ?= 1
 
 KILLS ?= 200
 
-.PHONY: help install-all demo test test-browser storm lint docs clean
+.PHONY: help install-all demo test test-browser storm lint evidence docs clean
 
 help:
 	@echo "make demo   compare iCaRL with and without flashbacks on a small benchmark: three seeds, a few minutes"
 	@echo "make test   run all tests; make test-browser those of the report in a real browser"
 	@echo "make storm  kill runs of every host at random moments, KILLS=200 times, and see that none is lost or changed"
 	@echo "make lint   check style and types"
+	@echo "make evidence  write docs/evidence.md from the records in results/"
 	@echo "make docs   build the pages of docs/ into site/"
 	@echo "make clean  remove .venv and the runs of the demo"
 
@@ -41,6 +42,9 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+evidence: $(INSTALLED)
+	@$(BIN)/flashback report results --format evidence --out docs/evidence.md
 
 docs: $(INSTALLED)
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PIP) -e '.[docs]'

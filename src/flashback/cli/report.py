@@ -14,7 +14,7 @@ from flashback.training.evaluation import SETTINGS
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders with finished runs, at any depth.")]
 Out = Annotated[Path | None, typer.Option(help="The file to write; default: report.html in the first folder.")]
-Form = Annotated[str, typer.Option("--format", help="html, md, latex, csv or all.")]
+Form = Annotated[str, typer.Option("--format", help="html, md, latex, csv, all or evidence.")]
 Plots = Annotated[Path | None, typer.Option(help="A folder for every chart as PNG and PDF.")]
 
 

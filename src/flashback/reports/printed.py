@@ -52,6 +52,28 @@ class Printed:
         return f"{self.host} on {self.benchmark}, {SETTING_TITLES[self.setting]} {TITLES[self.metric][1]}"
 
 
+@dataclass(frozen=True)
+class Anchor:
+    """What an independent publication reports for a host, class-incrementally."""
+
+    source: str
+    average_accuracy: float
+    forgetting: float
+    unverified: bool = False
+    note: str = ""
+
+
+def anchor_of(benchmark: str, host: str) -> Anchor | None:
+    anchors = _content()["anchors"]
+    values = anchors.get(benchmark, {}).get(host)
+    return Anchor(anchors["source"], **values) if values else None
+
+
+def hosts_with_similarity() -> list[str]:
+    """The hosts whose representations the paper compares with those of joint training."""
+    return list(_content()["similarity"])
+
+
 @cache
 def printed_values() -> tuple[Printed, ...]:
     return tuple(cell for table in _content()["tables"] for cell in _cells(table))

@@ -27,11 +27,14 @@ SIGNIFICANT = 0.05
 
 
 def number(value: float | None, form: str = ".2f") -> str:
-    return ABSENT if value is None else format(value, form)
+    """The same text on every machine: what sums leave in the last bits decides no rounding, and zero has no sign."""
+    if value is None:
+        return ABSENT
+    return format(round(float(value), 9), f"+z{form[1:]}" if form.startswith("+") else f"z{form}")
 
 
 def spread(mean: float | None, deviation: float | None) -> str:
-    return number(mean) + ("" if deviation is None else f" ± {deviation:.2f}")
+    return number(mean) + ("" if deviation is None else f" ± {number(deviation)}")
 
 
 def probability(p: float | None) -> str:

@@ -1,0 +1,418 @@
+"""The page of evidence: what the records of this project's own sweeps say, section by section.
+
+Every number comes from a record or from a publication (printed.yaml); what is not there yet is named, with the command
+that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from flashback.metrics import PairedTest, deviation, mean
+from flashback.reports.conclusions import above_the_floor, conclusions, effect_in_words, host_of, similarity_in_words
+from flashback.reports.evidence import remarks
+from flashback.reports.gathered import (
+    AA,
+    CLASS_INCREMENTAL,
+    FORGETTING,
+    LEARNING,
+    Evidence,
+    Precisions,
+    Variant,
+    accuracy,
+    alpha,
+    known,
+)
+from flashback.reports.pairings import Report
+from flashback.reports.planned import Study, name_of
+from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies, printed_for
+from flashback.reports.reading import Run, Similarity
+from flashback.reports.tables import change, markdown_table, plain
+from flashback.reports.words import ABSENT, ARM_TITLES, SETTING_TITLES, TITLES, number, plural, probability, spread
+from flashback.training.compare import Row
+from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
+
+EFFECTS = (AA, FORGETTING, LEARNING, "new_task_accuracy", "stability_plasticity_ratio")
+FEW_METRICS = (AA, FORGETTING, LEARNING)
+NOT_RUN = "<!-- not run: needs CIFAR-100 and a GPU -->"
+Lines = list[str]
+
+
+# ---------------------------------------------------------------- the page
+
+
+def evidence_page(report: Report) -> str:
+    """Markdown, the same for the same records."""
+    evidence = Evidence(report)
+    sections = {
+        "What this says": what_it_says,
+        "Are the hosts right?": anchors,
+        "Does flashback help at equal cost?": controlled,
+        "What flashback does to forgetting and to new tasks": effects,
+        "Where the printed gain comes from": differences,
+        "With the weight tuned": tuned,
+        "Does the precision matter?": precision,
+        "How near the representations stay to joint training": similarity,
+        "Short runs of every host": short,
+        "Other records": others,
+        "Left out": left_out,
+    }
+    lines = ["# Evidence on Split CIFAR-100", "", *introduction(evidence)]
+    for title, write in sections.items():
+        content = write(evidence)
+        if content:
+            lines += ["", f"## {title}", "", *content]
+    return "\n".join(lines) + "\n"
+
+
+def introduction(evidence: Evidence) -> Lines:
+    runs = evidence.report.runs
+    lines = [
+        "Written from the run records in `results/` by `make evidence`; no result on this page was typed by hand. "
+        "Values are percent, mean ± sample deviation over seeds. A difference is flashback minus host, with p of "
+        "the two-sided paired t-test by seed in brackets; one seed allows no test. Arrows say which way is better. "
+        "[Metrics and tests](metrics.md) has the definitions.",
+    ]
+    if runs:
+        made = [f"{title} {', '.join(found)}" for title, found in surroundings(runs).items() if found]
+        lines += ["", f"{', '.join([plural(len(runs), 'run'), *made])}."]
+    return lines
+
+
+def surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
+    facts = [run.record.run for run in runs]
+    versions = [fact.get("versions") or {} for fact in facts]
+    found = {
+        "on": [fact.get("device") for fact in facts],
+        "in": [fact.get("precision") for fact in facts],
+        "with torch": [version.get("torch") for version in versions],
+    }
+    return {title: sorted({str(value) for value in values if value}) for title, values in found.items()}
+
+
+def what_it_says(evidence: Evidence) -> Lines:
+    found = [f"- {plain(sentence)}" for sentence in conclusions(evidence)]
+    return found or ["Nothing yet: the runs of full length are still to be made."]
+
+
+# ---------------------------------------------------------------- the sections
+
+
+def anchors(evidence: Evidence) -> Lines:
+    lines = [
+        "Before flashback is judged, the hosts are: each alone, at the settings of an independent publication, one "
+        "seed, class-incremental. Within two points counts as the same.",
+        *missing(evidence.anchors),
+    ]
+    rows = []
+    for found in evidence.anchored:
+        row, cost = found.pairing.row(CLASS_INCREMENTAL), found.pairing.comparison.cost[HOST]
+        judged = "not verified" if found.anchor.unverified else "yes" if found.near else "no"
+        accuracies = [number(found.anchor.average_accuracy), spread(row.mean[HOST], row.deviation[HOST])]
+        forgetting = [number(found.anchor.forgetting), number(found.here(FORGETTING))]
+        spent = [seeds_of(row), whole(cost.seconds)]
+        rows.append([found.pairing.name, judged, *accuracies, number(found.difference, "+.2f"), *forgetting, *spent])
+    head = ("host", "within 2 points", "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
+    lines += table((*head, "seconds a run"), rows, texts=2)
+    noted = (found for found in evidence.anchored if found.anchor.note)
+    return lines + bullets(f"{found.pairing.name}: {found.anchor.note}" for found in noted)
+
+
+def controlled(evidence: Evidence) -> Lines:
+    study = evidence.controlled
+    lines = [
+        "ResNet-18, identity order, memory 2000 where a host has one, 60 epochs a task; with flashback 10 of them "
+        "(online EWC: 5) are phase 1. Both arms have the same settings and take the same optimiser steps. Finetune, "
+        "joint and DER++ stand beside them for reference.",
+        *missing(study),
+    ]
+    if not study.runs:
+        return lines
+    report = Report(study.pairings, [], {})
+    for setting in SETTINGS:
+        lines += ["", f"### {SETTING_TITLES[setting].capitalize()}", "", "The paper's values beside ours:"]
+        lines += printed_table(report, setting)
+        lines += ["", "All metrics:", "", *markdown_table(report, setting)]
+        lines += bullets(f"{pairing.name}: {pairing.answer(setting)}" for pairing in study.compared)
+    lines += ["", "### What a run cost", *cost_table(report)]
+    noted = [*remarks(report), *inconsistencies(report.benchmarks)]
+    return lines + (["", "### Remarks", *bullets(noted)] if noted else [])
+
+
+def printed_table(report: Report, setting: str) -> Lines:
+    rows = []
+    for pairing in report.pairings:
+        for printed in printed_for(pairing.any_run.record.config):
+            if printed.setting == setting:
+                row = pairing.row(setting, printed.metric)
+                theirs = [printed.text(arm) or ABSENT for arm in ARMS]
+                ours = [spread(row.mean[arm], row.deviation[arm]) for arm in ARMS]
+                what = [pairing.name, TITLES[printed.metric][0], printed.where, seeds_of(row)]
+                rows.append([*what, *theirs, *ours, tested(row)])
+    head = ["host", "metric", "printed in", "seeds"]
+    head += [f"{title}, {where}" for where in ("printed", "here") for title in ARM_TITLES.values()]
+    return table([*head, "difference, here"], rows, texts=3)
+
+
+def cost_table(report: Report) -> Lines:
+    rows = []
+    for pairing in report.pairings:
+        for arm, cost in pairing.comparison.cost.items():
+            amounts = (cost.steps, cost.images, cost.seconds, cost.bytes.get("stable"), cost.bytes.get("plastic"))
+            budget = pairing.comparison.budget if len(pairing.arms) == len(ARMS) else ABSENT
+            rows.append([pairing.name, ARM_TITLES[arm], budget, str(len(pairing.of(arm))), *map(whole, amounts)])
+    head = ("host", "arm", "budget", "seeds", "steps", "images", "seconds a run", "stable bytes", "plastic bytes")
+    note = "Means over seeds, of bytes the largest. Runs may share a device: seconds compare the arms of a host only."
+    return [*table(head, rows, texts=3), "", note]
+
+
+def effects(evidence: Evidence) -> Lines:
+    """Stability and plasticity apart: the average alone hides which of them moved."""
+    pairings = evidence.controlled.compared
+    if not pairings:
+        return ["Not run yet; it follows from the runs of the section above."]
+    lines: Lines = []
+    for setting in SETTINGS:
+        rows = []
+        for pairing in pairings:
+            found = [pairing.row(setting, metric) for metric in EFFECTS]
+            rows.append([pairing.name, effect_in_words(pairing, setting), seeds_of(found[0]), *map(change, found)])
+        heads = [f"{TITLES[metric][0]}, difference" for metric in EFFECTS]
+        lines += [*bold(setting), *table(("host", "with flashback it", "seeds", *heads), rows, texts=2)]
+    implied = implied_new_task_accuracies([pairings[0].any_run.benchmark])
+    note = ["", "The paper prints no new-task accuracy, but implies one for some hosts:", *bullets(implied)]
+    return lines[1:] + (note if implied else [])
+
+
+def differences(evidence: Evidence) -> Lines:
+    study = evidence.differences
+    lines = [
+        f"The authors' scripts for {', '.join(study.hosts)} change more than flashback between the arms: only the "
+        "arm with flashback lowers its learning rate (and on Split CIFAR-10 it trains longer). Here each change is "
+        "switched on alone, from their host arm, then together; one seed each. The controlled arms close the table.",
+        *missing(study),
+    ]
+    if not study.runs:
+        return lines
+    base = evidence.variants[0]
+    for setting in SETTINGS:
+        rows = [variant_cells(variant, base, setting) for variant in evidence.variants if variant.runs]
+        names = [TITLES[metric][0] for metric in FEW_METRICS]
+        head = ("arm", "learning rate", "epochs, later tasks", "seeds", *names, "AA since the authors' host arm")
+        lines += [*bold(setting), *table(head, rows, texts=3)]
+    return lines
+
+
+def variant_cells(variant: Variant, base: Variant, setting: str) -> list[str]:
+    change, now, before = variant.change, variant.value(setting), base.value(setting)
+    since = None if now is None or before is None or variant is base else now - before
+    words = [ARM_TITLES[FLASHBACK if change.flashback else HOST], change.rate, " + ".join(map(str, change.epochs))]
+    values = [number(variant.value(setting, metric)) for metric in FEW_METRICS]
+    return [*words, str(len(variant.runs)), *values, number(since, "+.2f")]
+
+
+def tuned(evidence: Evidence) -> Lines:
+    lines = [
+        "The weight of the plasticity loss chosen on a tenth of the training images, never on test images: four "
+        "weights, one short run each (five tasks, 20 epochs). The best one then trains in full, on all training "
+        "images, as a third arm.",
+        *missing(evidence.tuning),
+    ]
+    if not evidence.chosen:
+        return lines
+    trials = sorted(evidence.tuning.runs, key=lambda run: (evidence.tuning.hosts.index(run.host), alpha(run)))
+    rows = [
+        [run.host, f"{alpha(run):g}", number(accuracy(run)), "chosen" if run is evidence.chosen[run.host] else ""]
+        for run in trials
+    ]
+    lines += table(("host", "alpha_p", "AA on validation images", ""), rows)
+    lines += missing_tuned(evidence)
+    for setting in SETTINGS:
+        if evidence.tuned:
+            lines += [*bold(setting), *tuned_table(evidence, setting)]
+    return lines
+
+
+def tuned_table(evidence: Evidence, setting: str) -> Lines:
+    rows = []
+    for host, pairing in evidence.tuned.items():
+        own = evidence.controlled.pairing(host)
+        for metric in FEW_METRICS:
+            with_recipe = own.row(setting, metric) if own else None
+            with_tuned = pairing.row(setting, metric)
+            means = [arm_of(with_tuned, HOST), arm_of(with_recipe, FLASHBACK), arm_of(with_tuned, FLASHBACK)]
+            changes = [tested(with_recipe), tested(with_tuned)]
+            weight = f"{alpha(pairing.of(FLASHBACK)[0]):g}"
+            rows.append([host, TITLES[metric][0], weight, seeds_of(with_tuned), *means, *changes])
+    arms = ("host", "flashback, recipe", "flashback, tuned", "difference, recipe", "difference, tuned")
+    return table(("method", "metric", "alpha_p, tuned", "seeds", *arms), rows, texts=2)
+
+
+def missing_tuned(evidence: Evidence) -> Lines:
+    """The sweep that trains the chosen weights in full, for hosts whose runs are not all here."""
+    parts = []
+    for host, trial in evidence.chosen.items():
+        planned = {job.seed for job in evidence.controlled.jobs if name_of(job) == host}
+        there = evidence.tuned[host].of(FLASHBACK) if host in evidence.tuned else []
+        seeds = sorted(planned - {run.seed for run in there})
+        if seeds:
+            setting = f"settings: {{flashback.alpha: {alpha(trial)}}}"
+            parts.append(f"  - {{hosts: [{host}], seeds: [{', '.join(map(str, seeds))}], {setting}}}")
+    if not parts:
+        return []
+    benchmark = evidence.tuning.jobs[0].config["benchmark"]["name"]
+    sweep = ["arms: [flashback]", f"benchmarks: [{benchmark}]", "parts:", *parts]
+    file = ['```yaml title="tuned.yaml"', "title: Flashback with the weight tuned", *sweep, "```"]
+    said = "Runs with the chosen weight are not all here yet:"
+    return ["", said, "", NOT_RUN, *file, "", *sweep_command("tuned.yaml", "tuned")]
+
+
+def precision(evidence: Evidence) -> Lines:
+    lines = [
+        "Long runs train in bf16. The same short runs (four tasks, 20 epochs, the host alone) in both precisions, "
+        "with the same seeds; the noise is the deviation over seeds, pooled over both.",
+        *missing(evidence.precision),
+    ]
+    for setting in SETTINGS:
+        if evidence.precisions:
+            names = list(evidence.precisions[0].runs)
+            seconds = [f"seconds, {name}" for name in names]
+            head = ("host", "within the noise", "seeds", *names, "difference", "noise", *seconds)
+            rows = [precision_cells(found, setting) for found in evidence.precisions]
+            lines += [*bold(setting), *table(head, rows, texts=2)]
+    return lines
+
+
+def precision_cells(found: Precisions, setting: str) -> list[str]:
+    test = found.test(setting)
+    within = {True: "yes", False: "no", None: ABSENT}[found.within(setting)]
+    means, seconds = [], []
+    for name, runs in found.runs.items():
+        values = known(found.values(name, setting))
+        means.append(spread(mean(values), deviation(values)))
+        seconds.append(whole(mean([run.record.run["seconds"] for run in runs.values()])))
+    difference = number(test.difference, "+.2f") + bracket(test)
+    return [found.host, within, str(test.pairs), *means, difference, number(found.noise(setting)), *seconds]
+
+
+def similarity(evidence: Evidence) -> Lines:
+    found = evidence.report.similarities
+    lines = [
+        "Linear CKA with a jointly trained network, layer by layer over the last stage, on test images of old tasks "
+        "and of the last one; 1 is the same representation.",
+    ]
+    for one in found:
+        lines += ["", f"**{plain(host_of(one))}**", *similarity_table(one), "", plain(similarity_in_words(one))]
+    absent = [host for host in hosts_with_similarity() if host not in map(host_of, found)]
+    if absent:
+        where = "runs/controlled/split-cifar100"
+        folders = [f"{where}/{absent[0]}/controlled/recipe/{arm}/seed-123" for arm in ARMS]
+        folders.append(f"{where}/joint/controlled/recipe/host/seed-123")
+        lines += ["", f"Not run yet: {', '.join(absent)}. For each, from runs that still have their checkpoints:", ""]
+        lines += bash(f"flashback cka {' '.join(folders)} --data ~/data --out results/cka/{absent[0]}")
+    return lines
+
+
+def similarity_table(one: Similarity) -> Lines:
+    rows = []
+    for k, layer in enumerate(one.layers):
+        cells = [layer]
+        for values in one.values.values():
+            pair = [values[arm][k] if arm in values else None for arm in ARMS]
+            cells += [number(value, ".4f") for value in pair]
+            cells.append(number(values[FLASHBACK][k] - values[HOST][k] if len(values) == len(ARMS) else None, "+.4f"))
+        rows.append(cells)
+    head = [f"{images}, {what}" for images in one.values for what in (*ARM_TITLES.values(), "difference")]
+    return table(("layer", *head), rows)
+
+
+def short(evidence: Evidence) -> Lines:
+    study = evidence.short
+    lines = [
+        "Three tasks, six epochs (one of them phase 1; later stages half as long), one seed: these runs check that "
+        "every host learns on real images and that the arms differ by flashback alone. So few epochs and one seed "
+        "say nothing about whether flashback helps.",
+        *missing(study),
+    ]
+    report = Report(study.pairings, [], {})
+    for setting in SETTINGS:
+        if report.pairings:
+            above = bullets(above_the_floor(study, setting))
+            lines += [*bold(setting), "", *markdown_table(report, setting), *above]
+    return lines
+
+
+def others(evidence: Evidence) -> Lines:
+    rows = []
+    for run in evidence.others:
+        both = [number(run.record.results[setting][AA]) for setting in SETTINGS]
+        rows.append([run.name, run.host, run.benchmark, ARM_TITLES[run.arm], str(run.seed), *both])
+    head = ("record", "host", "benchmark", "arm", "seed", *(f"AA, {SETTING_TITLES[setting]}" for setting in SETTINGS))
+    return ["Runs that none of the sweeps above asks for.", *table(head, rows, texts=4)] if rows else []
+
+
+def left_out(evidence: Evidence) -> Lines:
+    return bullets(f"{name}: {reason}" for name, reason in evidence.report.skipped.items())[1:]
+
+
+# ---------------------------------------------------------------- small parts
+
+
+def missing(study: Study) -> Lines:
+    """What is still to be run, and the command for it."""
+    if study.done == len(study.jobs):
+        return []
+    there = f"{study.done} of {plural(len(study.jobs), 'planned run')} are here; the others are not run yet."
+    said = there if study.done else f"Not run yet ({plural(len(study.jobs), 'run')})."
+    return ["", said, "", *sweep_command(study.sweep, study.folder)]
+
+
+def sweep_command(sweep: str, folder: str) -> Lines:
+    return bash(f"flashback sweep {sweep} --data ~/data --out runs/{folder}")
+
+
+def bash(command: str) -> Lines:
+    return [NOT_RUN, "```bash", command, "```"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> Lines:
+    """A table after an empty line, its first columns texts; nothing without rows."""
+    if not rows:
+        return []
+    lines = [head, ["---"] * texts + ["---:"] * (len(head) - texts), *([plain(cell) for cell in row] for row in rows)]
+    return ["", *("| " + " | ".join(line) + " |" for line in lines)]
+
+
+def bullets(items: Iterable[str]) -> Lines:
+    lines = [f"- {plain(item)}" for item in items]
+    return ["", *lines] if lines else []
+
+
+def bold(setting: str) -> Lines:
+    return ["", f"**{SETTING_TITLES[setting].capitalize()}**"]
+
+
+def seeds_of(row: Row) -> str:
+    """How many seeds the arms have; two numbers where they differ."""
+    counts = [str(len(row.values[arm])) for arm in ARMS if row.values[arm]]
+    return " and ".join(dict.fromkeys(counts))
+
+
+def arm_of(row: Row | None, arm: str) -> str:
+    return ABSENT if row is None else spread(row.mean[arm], row.deviation[arm])
+
+
+def tested(row: Row | None) -> str:
+    """The difference, with p where there is a test and a word where there is none."""
+    return ABSENT if row is None else number(row.test.difference, "+.2f") + bracket(row.test)
+
+
+def bracket(test: PairedTest) -> str:
+    if test.p is not None:
+        return f" (p {probability(test.p)})"
+    return " (one seed)" if test.pairs == 1 else ""
+
+
+def whole(value: float | None) -> str:
+    return number(value, ",.0f")

@@ -1,0 +1,215 @@
+"""All records, each where it belongs on the page of evidence, and what is drawn from several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from flashback.config import FlashbackConfig
+from flashback.metrics import PairedTest, deviation, mean, paired_test
+from flashback.reports.pairings import Pairing, Report, by_seed
+from flashback.reports.planned import Study, is_of, read_study
+from flashback.reports.printed import Anchor, anchor_of
+from flashback.reports.reading import Run
+from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
+
+CLASS_INCREMENTAL = SETTINGS[0]
+AA, FORGETTING, LEARNING = "average_accuracy", "forgetting", "mean_new_task_accuracy"
+NEAR = 2.0  # points of accuracy within which a host counts as that of a publication
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """A host beside the value of an independent publication."""
+
+    pairing: Pairing
+    anchor: Anchor
+
+    def here(self, metric: str) -> float:
+        value = self.pairing.row(CLASS_INCREMENTAL, metric).mean[HOST]
+        assert value is not None
+        return value
+
+    @property
+    def difference(self) -> float:
+        return self.here(AA) - self.anchor.average_accuracy
+
+    @property
+    def near(self) -> bool:
+        return abs(self.difference) <= NEAR
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one run has that another may lack: flashback, a falling learning rate, more epochs."""
+
+    flashback: bool
+    rate: str
+    epochs: tuple[int, ...]  # of a task after the first, by phase
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Change:
+        training, flashback = config["training"], config["flashback"]
+        first = training["first_schedule"] or training["schedule"]
+        falls = [schedule != "none" for schedule in (first, training["schedule"])]
+        where = {(True, True): "falls", (False, True): "falls after the first task", (True, False): "falls at first"}
+        settings = FlashbackConfig(**flashback)
+        epochs = settings.split(training["epochs"]) if settings.enabled else (training["epochs"],)
+        return cls(settings.enabled, where.get((falls[0], falls[1]), "constant"), epochs)
+
+    def since(self, base: Change) -> list[str]:
+        """What was switched on since another run, in words."""
+        longer = sum(self.epochs) - sum(base.epochs)
+        found = {
+            "flashback": self.flashback != base.flashback,
+            "the falling learning rate": self.rate != base.rate,
+            f"{longer:+d} epochs a task": longer != 0,
+        }
+        return [name for name, changed in found.items() if changed]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The runs of one arm between the authors' two."""
+
+    change: Change
+    runs: list[Run]
+
+    def value(self, setting: str, metric: str = AA) -> float | None:
+        return mean([run.record.results[setting][metric] for run in self.runs])
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """The same runs of a host in two precisions, by precision and seed."""
+
+    host: str
+    runs: dict[str, dict[int, Run]]
+
+    def values(self, precision: str, setting: str) -> dict[int, float | None]:
+        return {seed: run.record.results[setting][AA] for seed, run in self.runs[precision].items()}
+
+    def test(self, setting: str) -> PairedTest:
+        """The first precision minus the second."""
+        first, second = (self.values(name, setting) for name in self.runs)
+        return paired_test(second, first)
+
+    def noise(self, setting: str) -> float | None:
+        """The deviation over seeds, pooled over both precisions."""
+        both = [deviation(known(self.values(name, setting))) for name in self.runs]
+        squares = [one**2 for one in both if one is not None]
+        pooled = mean(squares)
+        return None if pooled is None else pooled**0.5
+
+    def within(self, setting: str) -> bool | None:
+        difference, noise = self.test(setting).difference, self.noise(setting)
+        return None if difference is None or noise is None else abs(difference) <= noise
+
+
+def known(values: Mapping[int, float | None]) -> list[float]:
+    return [value for value in values.values() if value is not None]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The records of a report by section; each sweep is one, and some sections draw on several."""
+
+    report: Report
+
+    def study(self, sweep: str, folder: str) -> Study:
+        return read_study(sweep, folder, self.report.runs)
+
+    @cached_property
+    def anchors(self) -> Study:
+        return self.study("anchors", "anchors")
+
+    @cached_property
+    def controlled(self) -> Study:
+        return self.study("evidence", "controlled")
+
+    @cached_property
+    def differences(self) -> Study:
+        return self.study("icarl-differences", "icarl-differences")
+
+    @cached_property
+    def tuning(self) -> Study:
+        return self.study("tuning", "tuning")
+
+    @cached_property
+    def precision(self) -> Study:
+        return self.study("precision", "precision")
+
+    @cached_property
+    def short(self) -> Study:
+        return self.study("short", "short-cifar100")
+
+    # ------------------------------------------------------------ drawn from several sweeps
+
+    @cached_property
+    def anchored(self) -> list[Anchored]:
+        both = ((pairing, anchor_of(pairing.any_run.benchmark, pairing.name)) for pairing in self.anchors.pairings)
+        return [Anchored(pairing, anchor) for pairing, anchor in both if anchor is not None]
+
+    @cached_property
+    def variants(self) -> list[Variant]:
+        """The runs between the authors' arms, and the controlled arms of the same host."""
+        jobs = [(job, self.differences) for job in self.differences.jobs]
+        jobs += [(self.controlled.job(self.differences.hosts[0], arm), self.controlled) for arm in ARMS]
+        seeds = {job.seed for job in self.differences.jobs}  # the table is about changes, not about seeds
+        return [
+            Variant(Change.of(job.config), [run for run in study.of(job) if run.seed in seeds]) for job, study in jobs
+        ]
+
+    @cached_property
+    def chosen(self) -> dict[str, Run]:
+        """The best trial of every host on validation images; of equals the smallest weight."""
+        trials = {host: [run for run in self.tuning.runs if run.host == host] for host in self.tuning.hosts}
+        return {host: max(own, key=lambda run: (accuracy(run), -alpha(run))) for host, own in trials.items() if own}
+
+    @cached_property
+    def tuned(self) -> dict[str, Pairing]:
+        """The host alone and with flashback at the chosen weight, all else as in the controlled table."""
+        found = {}
+        for host, trial in self.chosen.items():
+            job = self.controlled.job(host, FLASHBACK)
+            arm = [
+                run
+                for run in self.report.runs
+                if is_of(run, job, free=["flashback.alpha"]) and alpha(run) == alpha(trial)
+            ]
+            alone = self.controlled.of(self.controlled.job(host, HOST))
+            if arm:
+                found[host] = Pairing(host, by_seed([*alone, *arm], {}))
+        return found
+
+    @cached_property
+    def precisions(self) -> list[Precisions]:
+        found = []
+        for host in self.precision.hosts:
+            runs: dict[str, dict[int, Run]] = {job.config["training"]["precision"]: {} for job in self.precision.jobs}
+            for run in self.precision.runs:
+                if run.host == host:
+                    runs[str(run.record.run["precision"])][run.seed] = run
+            if all(runs.values()):
+                found.append(Precisions(host, runs))
+        return found
+
+    @property
+    def others(self) -> list[Run]:
+        """Runs that no section shows."""
+        tables = [*self.anchors.pairings, *self.controlled.pairings, *self.short.pairings, *self.tuned.values()]
+        shown = [run for pairing in tables for run in pairing.runs.values()]
+        shown += [*self.differences.runs, *self.tuning.runs, *self.precision.runs]
+        names = {run.name for run in shown}
+        return [run for run in self.report.runs if run.name not in names]
+
+
+def accuracy(run: Run) -> float:
+    return float(run.record.results[CLASS_INCREMENTAL][AA])
+
+
+def alpha(run: Run) -> float:
+    return float(run.record.config["flashback"]["alpha"])

@@ -1,0 +1,93 @@
+"""Which records a shipped sweep asks for. They are recognised by their settings, wherever they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from flashback.records.folder import dotted
+from flashback.reports.pairings import Pairing, by_seed
+from flashback.reports.reading import Run
+from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import Job, Place
+from flashback.training.sweep import plan, read_sweep
+
+# How a run was computed and where its settings came from; what it computed is decided by all other keys.
+BESIDE = {"seed", "recipe", "fast", "capture", "compile", "training.precision", "training.evaluation_batch"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A shipped sweep and the runs there are of it, with the seeds it names or any other."""
+
+    sweep: str
+    folder: str  # below results/, where its records are kept
+    jobs: list[Job]
+    runs: list[Run]
+
+    @property
+    def done(self) -> int:
+        return sum(any(is_of(run, job) and run.seed == job.seed for run in self.runs) for job in self.jobs)
+
+    @property
+    def hosts(self) -> list[str]:
+        return list(dict.fromkeys(name_of(job) for job in self.jobs))
+
+    @cached_property
+    def pairings(self) -> list[Pairing]:
+        """One for each host of which there is a run."""
+        runs = {host: [run for run in self.runs if run.host == host] for host in self.hosts}
+        return [Pairing(host, by_seed(own, {})) for host, own in runs.items() if own]
+
+    @property
+    def compared(self) -> list[Pairing]:
+        """Those with a seed that both arms have."""
+        return [pairing for pairing in self.pairings if pairing.row(SETTINGS[0]).test.pairs]
+
+    def pairing(self, host: str) -> Pairing | None:
+        return next((pairing for pairing in self.pairings if pairing.name == host), None)
+
+    def job(self, host: str, arm: str) -> Job:
+        return next(job for job in self.jobs if (name_of(job), job.arm) == (host, arm))
+
+    def of(self, job: Job) -> list[Run]:
+        return [run for run in self.runs if is_of(run, job)]
+
+
+def read_study(sweep: str, folder: str, runs: Sequence[Run]) -> Study:
+    jobs = planned_jobs(sweep)
+    return Study(sweep, folder, jobs, [run for run in runs if any(is_of(run, job) for job in jobs)])
+
+
+@cache
+def planned_jobs(sweep: str) -> list[Job]:
+    return plan(read_sweep(sweep), Path(), Place(None, "cpu", 1, None))
+
+
+def name_of(job: Job) -> str:
+    return str(job.config["host"]["name"])
+
+
+def is_of(run: Run, job: Job, free: Sequence[str] = ()) -> bool:
+    """Whether a run did what a job asks for, whatever its seed and the keys left free.
+
+    A key that one of them lacks came with a later version and stands for what was done before.
+    """
+    if run.host != name_of(job):
+        return False
+    wanted, found = deciding(job.config), deciding(run.record.config)
+    precision = job.config["training"]["precision"]
+    if precision is not None and run.record.run.get("precision") != precision:
+        return False
+    return all(wanted[key] == found[key] for key in (wanted.keys() & found.keys()) - set(free))
+
+
+def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide what a run computes; those of flashback only where it is on."""
+    settings = {key: value for key, value in dotted(config).items() if key not in BESIDE}
+    enabled = settings["flashback.enabled"]
+    ignored = ("checkpoint.",) if enabled else ("checkpoint.", "flashback.")
+    return {key: value for key, value in settings.items() if not key.startswith(ignored)} | {"arm": enabled}

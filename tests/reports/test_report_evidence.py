@@ -1,0 +1,405 @@
+"""The page of evidence, from made records of the shipped sweeps: all of them, some of them, none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import SETTINGS, made_config, made_matrix, write_run, write_similarity
+
+from flashback.cli import main
+from flashback.reports import evidence_page, read_report
+from flashback.reports.gathered import Change, Evidence
+from flashback.reports.planned import is_of
+from flashback.reports.words import number
+from flashback.training.jobs import FLASHBACK, Job, Place
+from flashback.training.sweep import plan, read_sweep
+
+SWEEPS = {
+    "anchors": "anchors",
+    "evidence": "controlled",
+    "icarl-differences": "icarl-differences",
+    "tuning": "tuning",
+    "precision": "precision",
+    "short": "short-cifar100",
+}
+Shift = Callable[[Job], float]
+
+
+@cache
+def jobs_of(sweep: str) -> list[Job]:
+    return plan(read_sweep(sweep), Path("out"), Place(None, "cpu", 1, None))
+
+
+def gain(amount: float) -> Shift:
+    return lambda job: amount if job.arm == FLASHBACK else 0.0
+
+
+def write_job(folder: Path, job: Job, shift: float = 0.0, fall: float = 5.0, **run: Any) -> Path:
+    tasks = job.config["benchmark"]["tasks"] or 10
+    matrices = {setting: made_matrix(tasks, job.seed + k, shift, fall) for k, setting in enumerate(SETTINGS)}
+    precision = job.config["training"]["precision"] or "bf16"
+    return write_run(folder / job.name, job.config, matrices, **{"precision": precision, **run})
+
+
+def write_sweep(results: Path, sweep: str, shift: Shift = gain(1.0), keep: Callable[[Job], bool] = bool) -> None:
+    for job in filter(keep, jobs_of(sweep)):
+        write_job(results / SWEEPS[sweep], job, shift(job))
+
+
+def page_of(results: Path) -> str:
+    results.mkdir(exist_ok=True)
+    return evidence_page(read_report([results]))
+
+
+def section(page: str, title: str) -> str:
+    return page.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def row(text: str, *cells: str) -> list[str]:
+    """The cells of the first row that begins so."""
+    found = next(line for line in text.splitlines() if line.startswith("| " + " | ".join(cells) + " |"))
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def of_host(name: str) -> Callable[[Job], bool]:
+    return lambda job: job.config["host"]["name"] == name
+
+
+# ---------------------------------------------------------------- what is not there
+
+
+def test_without_any_record_every_section_says_so_and_how_to_fill_it(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "results")
+    for sweep, folder in SWEEPS.items():
+        assert f"flashback sweep {sweep} --data ~/data --out runs/{folder}" in page
+        assert f"Not run yet ({len(jobs_of(sweep))} runs)." in page
+    assert "Not run yet: icarl, oewc." in page
+    assert "Nothing yet" in section(page, "What this says")
+    assert "## Left out" not in page
+    assert "## Other records" not in page
+
+
+def test_part_of_a_sweep_is_shown_and_the_rest_named(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "evidence", keep=lambda job: of_host("oewc")(job) and job.seed != 369)
+    own = section(page_of(tmp_path), "Does flashback help at equal cost?")
+    assert "4 of 31 planned runs are here" in own
+    assert row(own, "oewc", "AA", "Table 1")[3] == "2"
+    assert "icarl" not in own.split("### Remarks")[0]
+
+
+def test_one_arm_alone_gives_no_difference(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "evidence", keep=lambda job: of_host("oewc")(job) and job.arm != FLASHBACK)
+    page = page_of(tmp_path)
+    assert row(page, "oewc", "AA", "Table 1")[-1] == "–"
+    assert "oewc | host |" in page
+    assert "oewc | difference" not in page
+    assert "Not run yet" in section(page, "What flashback does to forgetting and to new tasks")
+
+
+def test_arms_without_a_common_seed_are_not_compared(tmp_path: Path) -> None:
+    write_sweep(
+        tmp_path,
+        "evidence",
+        keep=lambda job: of_host("oewc")(job) and job.seed == (123 if job.arm == FLASHBACK else 246),
+    )
+    page = page_of(tmp_path)
+    assert "Nothing yet" in section(page, "What this says")
+    assert "Not run yet" in section(page, "What flashback does to forgetting and to new tasks")
+    assert row(page, "oewc", "AA", "Table 1")[-1] == "–"
+
+
+# ---------------------------------------------------------------- the controlled table
+
+
+def test_all_metrics_of_both_settings_stand_beside_the_printed_values(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "evidence", gain(2.0))
+    page = page_of(tmp_path)
+    own = section(page, "Does flashback help at equal cost?")
+    assert "planned runs are here" not in own
+    for metric in ("AA ↑", "AIA ↑", "F ↓", "BWT ↑", "FWT ↑", "SPR ↓", "NTA ↑", "mean NTA ↑"):
+        assert own.count(f"| {metric} |") == 2
+    for host in ("icarl", "lwf-mc", "oewc", "lucir", "xder"):
+        assert own.count(f"| {host} | difference |") == 2
+    for host in ("finetune", "joint", "der++"):
+        assert f"| {host} | host |" in own
+    printed = row(own, "icarl", "AA", "Table 1")
+    assert printed[3:6] == ["3", "49.82 (quoted)", "53.20"]
+    assert row(own, "xder", "AA", "Table 1")[3] == "2"
+    assert row(own, "icarl", "host", "equal budget")[4:7] == ["640", "20,000", "12"]
+
+
+def test_differences_and_tests_are_those_of_the_records(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "evidence", lambda job: job.seed / 100 if job.arm == FLASHBACK else 0.0, of_host("lucir"))
+    expected = (1.23 + 2.46 + 3.69) / 3
+    found = row(page_of(tmp_path), "lucir", "AA", "Table 1")[-1]
+    assert found.startswith(f"{expected:+.2f} (p 0.0")
+
+
+def test_one_seed_is_called_so(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "evidence", gain(1.5), lambda job: of_host("lucir")(job) and job.seed == 123)
+    page = page_of(tmp_path)
+    assert row(page, "lucir", "AA", "Table 1")[-1] == "+1.50 (one seed)"
+    assert "lucir +1.50, one seed" in section(page, "What this says")
+    assert "Too few pairs for a test" in page
+
+
+@pytest.mark.parametrize(("amount", "words"), [(-2.0, "lower"), (2.0, "higher")])
+def test_losses_are_told_like_gains(tmp_path: Path, amount: float, words: str) -> None:
+    hosts = ("oewc", "lucir")
+    write_sweep(
+        tmp_path,
+        "evidence",
+        lambda job: amount * (1 + job.seed / 1e4) if job.arm == FLASHBACK else 0.0,
+        lambda job: job.config["host"]["name"] in hosts,
+    )
+    says = section(page_of(tmp_path), "What this says")
+    told = next(line for line in says.splitlines() if f"is {words} with flashback" in line)
+    assert "for 2 of 2 hosts (oewc " in told
+    assert told.endswith("significantly so for oewc, lucir.")
+    other = {"lower": "higher", "higher": "lower"}[words]
+    assert f"is {other} with flashback for 0 of 2 hosts; significantly so for none." in says
+    assert "The paper prints a gain for 2 of the 2 (class-incremental)." in says
+    assert f"learns new tasks {'worse' if amount < 0 else 'better'}" in says
+
+
+def test_what_flashback_does_to_forgetting_and_learning_is_told_apart(tmp_path: Path) -> None:
+    for job in filter(of_host("icarl"), jobs_of("evidence")):
+        with_flashback = job.arm == FLASHBACK
+        write_job(tmp_path, job, shift=-3.0 if with_flashback else 0.0, fall=2.0 if with_flashback else 5.0)
+    own = section(page_of(tmp_path), "What flashback does to forgetting and to new tasks")
+    assert row(own, "icarl")[1] == "forgets less, learns new tasks worse"
+    assert "imply a new-task accuracy of 73.3 without and 69.8 with flashback" in own
+
+
+def test_an_unequal_budget_is_named(tmp_path: Path) -> None:
+    for job in filter(of_host("lucir"), jobs_of("evidence")):
+        write_job(tmp_path, job, 1.0, steps=740 if job.arm == FLASHBACK else 640)
+    page = page_of(tmp_path)
+    assert row(page, "lucir", "with flashback", "unequal budget")
+    assert "Unequal budget, so these answer another question: lucir." in page
+    assert "At equal steps and images" not in page
+
+
+def test_seconds_are_compared_at_equal_budget(tmp_path: Path) -> None:
+    for job in filter(of_host("lucir"), jobs_of("evidence")):
+        write_job(tmp_path, job, seconds=150.0 if job.arm == FLASHBACK else 100.0)
+    assert "takes 1.50 times the seconds of one without" in page_of(tmp_path)
+
+
+# ---------------------------------------------------------------- the other sections
+
+
+def test_hosts_are_judged_by_their_anchors(tmp_path: Path) -> None:
+    for job in jobs_of("anchors"):
+        top = {"icarl": 50.5, "xder": 62.0}.get(job.config["host"]["name"], 40.0)
+        flat = [[top] * (k + 1) for k in range(10)]
+        write_run(tmp_path / job.name, job.config, dict.fromkeys(SETTINGS, flat))
+    page = page_of(tmp_path)
+    own = section(page, "Are the hosts right?")
+    assert row(own, "icarl")[1:5] == ["yes", "49.82", "50.50", "+0.68"]
+    assert row(own, "xder")[1:5] == ["no", "59.14", "62.00", "+2.86"]
+    assert row(own, "der++")[1] == "no"
+    assert row(own, "lucir")[1] == row(own, "lwf-mc")[1] == "not verified"
+    says = section(page, "What this says")
+    assert "Within 2 points of the published value: icarl 50.50 (+0.68)." in says
+    assert "Further than 2 points from it: xder 62.00 (+2.86), der++ 40.00 (-13.63)" in says
+
+
+def test_the_differences_between_the_authors_arms_are_switched_on_one_at_a_time(tmp_path: Path) -> None:
+    shifts = iter([0.0, 2.0, 0.5, -1.0, 1.25, 1.75])
+    write_sweep(tmp_path, "icarl-differences", lambda job: next(shifts))
+    write_sweep(tmp_path, "evidence", gain(0.0), of_host("icarl"))
+    page = page_of(tmp_path)
+    own = section(page, "Where the printed gain comes from").split("**Task-incremental**")[0]
+    lines = [
+        line.strip("| ").split(" | ") for line in own.splitlines() if line.startswith("| host") or "| with" in line
+    ]
+    table = [(*cells[:3], cells[-1]) for cells in lines]
+    assert table == [
+        ("host", "constant", "60", "–"),
+        ("host", "falls after the first task", "60", "+2.00"),
+        ("host", "constant", "70", "+0.50"),
+        ("with flashback", "constant", "10 + 50", "-1.00"),
+        ("with flashback", "falls after the first task", "10 + 50", "+1.25"),
+        ("with flashback", "falls after the first task", "10 + 60", "+1.75"),
+        ("host", "falls", "60", "+0.00"),
+        ("with flashback", "falls", "10 + 50", "+0.00"),
+    ]
+    says = section(page, "What this says")
+    assert "the falling learning rate +2.00, +10 epochs a task +0.50, flashback -1.00" in says
+    assert "flashback and the falling learning rate +1.25" in says
+    assert "The paper prints +3.38." in says
+
+
+def test_the_best_weight_on_validation_images_is_a_third_arm(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "tuning", lambda job: {0.1: 3.0}.get(job.config["flashback"]["alpha"], 0.0))
+    write_sweep(tmp_path, "evidence", gain(1.0), of_host("icarl"))
+    page = page_of(tmp_path)
+    own = section(page, "With the weight tuned")
+    assert [line for line in own.splitlines() if line.endswith("chosen |")] == [
+        line for line in own.splitlines() if " | 0.1 | " in line
+    ]
+    assert "  - {hosts: [icarl], seeds: [123, 246, 369], settings: {flashback.alpha: 0.1}}" in own
+    assert "flashback sweep tuned.yaml --data ~/data --out runs/tuned" in own
+
+    (tmp_path / "tuned.yaml").write_text(own.split('title="tuned.yaml"\n')[1].split("```")[0])
+    jobs = plan(read_sweep(tmp_path / "tuned.yaml"), Path("out"), Place(None, "cpu", 1, None))
+    assert len(jobs) == 9
+    for job in filter(of_host("icarl"), jobs):
+        write_job(tmp_path / "tuned", job, 4.0)
+    page = page_of(tmp_path)
+    cells = row(section(page, "With the weight tuned"), "icarl", "AA")
+    assert cells[2:4] == ["0.1", "3"]
+    assert [cell.split(" (")[0] for cell in cells[-2:]] == ["+1.00", "+4.00"]
+    assert "{hosts: [icarl]" not in page
+    assert "{hosts: [lucir]" in page
+    assert "## Other records" not in page
+    assert row(page, "icarl", "AA", "Table 1")[-1].startswith("+1.00")  # the controlled table keeps the recipe's weight
+
+
+def test_a_chosen_weight_that_is_the_recipes_needs_no_further_runs(tmp_path: Path) -> None:
+    write_sweep(
+        tmp_path, "tuning", lambda job: {0.01: 3.0}.get(job.config["flashback"]["alpha"], 0.0), of_host("icarl")
+    )
+    write_sweep(tmp_path, "evidence", gain(1.0), of_host("icarl"))
+    own = section(page_of(tmp_path), "With the weight tuned")
+    assert "tuned.yaml" not in own
+    assert [cell.split(" (")[0] for cell in row(own, "icarl", "AA")[-2:]] == ["+1.00", "+1.00"]
+
+
+@pytest.mark.parametrize(("shift", "within"), [(0.05, "yes"), (9.0, "no")])
+def test_precisions_are_compared_with_the_noise_between_seeds(tmp_path: Path, shift: float, within: str) -> None:
+    write_sweep(tmp_path, "precision", lambda job: shift if job.config["training"]["precision"] == "bf16" else 0.0)
+    page = page_of(tmp_path)
+    own = section(page, "Does the precision matter?")
+    cells = row(own, "icarl")
+    assert cells[1:3] == [within, "3"]
+    assert cells[5].startswith(f"{shift:+.2f}")
+    count = {"yes": "4 of 4", "no": "0 of 4"}[within]
+    assert f"bf16 and fp32 differ by less than the noise between seeds in {count} cases" in page
+
+
+def test_representations_are_tabulated_by_layer(tmp_path: Path) -> None:
+    folder = tmp_path / "cka" / "icarl"
+    folder.mkdir(parents=True)
+    write_similarity(folder)
+    page = page_of(tmp_path)
+    assert row(page, "stage4.0.conv1")[1:] == ["0.6100", "0.6600", "+0.0500", "0.7100", "0.7600", "+0.0500"]
+    assert "On old images flashback is nearer to joint training in 4 of 4 layers (mean change +0.0525)" in page
+    assert "Not run yet: oewc." in page
+
+
+def test_short_runs_are_set_against_the_host_that_keeps_nothing(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "short", lambda job: {"finetune": 0.0, "ewc": -5.0}.get(job.config["host"]["name"], 3.0))
+    own = section(page_of(tmp_path), "Short runs of every host")
+    assert "not above it: ewc." in own
+    assert own.count("| beef-compress | difference |") == 2
+
+
+# ---------------------------------------------------------------- which record belongs where
+
+
+def test_records_are_known_by_their_settings_wherever_they_lie(tmp_path: Path) -> None:
+    """Not by folder, seed, recipe or how they were computed."""
+    job = next(job for job in jobs_of("evidence") if of_host("lucir")(job) and job.arm == FLASHBACK)
+    config = copy.deepcopy(job.config) | {"seed": 7, "recipe": "mine.yaml", "fast": True, "compile": True}
+    config["checkpoint"]["minutes"] = 30.0
+    config["training"].pop("first_epochs")  # as if written before there was such a key
+    matrices = {setting: made_matrix(10) for setting in SETTINGS}
+    write_run(tmp_path / "somewhere", config, matrices)
+    evidence = Evidence(read_report([tmp_path]))
+    assert [run.seed for run in evidence.controlled.runs] == [7]
+    assert evidence.controlled.done == 0  # that seed was not planned
+    assert not evidence.others
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("training", "lr", 0.5), ("training", "epochs", 30), ("benchmark", "tasks", 5), ("flashback", "alpha", 0.5)],
+)
+def test_a_record_with_another_setting_is_listed_apart(tmp_path: Path, section: str, key: str, value: Any) -> None:
+    job = next(job for job in jobs_of("evidence") if of_host("lucir")(job) and job.arm == FLASHBACK)
+    config = copy.deepcopy(job.config)
+    config[section][key] = value
+    matrices = {setting: made_matrix(5) for setting in SETTINGS}
+    write_run(tmp_path / "apart", config, matrices)
+    page = page_of(tmp_path)
+    assert row(page.split("## Other records")[1], "apart")[1] == "lucir"
+    assert "Not run yet (31 runs)" in page
+
+
+def test_settings_of_flashback_do_not_matter_to_the_host_alone(tmp_path: Path) -> None:
+    job = next(job for job in jobs_of("evidence") if of_host("lucir")(job) and job.arm != FLASHBACK)
+    config = copy.deepcopy(job.config)
+    config["flashback"]["alpha"] = 0.5
+    write_run(tmp_path / "run", config, {setting: made_matrix(10) for setting in SETTINGS})
+    (run,) = read_report([tmp_path]).runs
+    assert is_of(run, job)
+
+
+def test_a_second_record_of_the_same_run_and_a_broken_one_are_named(tmp_path: Path) -> None:
+    job = next(filter(of_host("joint"), jobs_of("evidence")))
+    write_job(tmp_path / "first", job)
+    write_job(tmp_path / "second", job)
+    again = copy.deepcopy(job.config) | {"fast": True}
+    write_run(tmp_path / "third", again, {setting: made_matrix(10) for setting in SETTINGS})
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.yaml").write_text("seed: 0\n")
+    page = page_of(tmp_path)
+    left_out = section(page, "Left out")
+    assert "repeats first/" in left_out
+    assert "torn: not finished" in left_out
+    assert row(page.split("## Other records")[1], "third")[1] == "joint"
+
+
+def test_runs_of_another_kind_stand_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "mini", made_config("icarl", "split-fashion-mini"), {s: made_matrix(3) for s in SETTINGS})
+    assert row(page_of(tmp_path).split("## Other records")[1], "mini")[2] == "split-fashion-mini"
+
+
+def test_changes_are_read_from_settings() -> None:
+    base, rate, longer, flashback, published, everything = (
+        Change.of(job.config) for job in jobs_of("icarl-differences")
+    )
+    assert rate.since(base) == ["the falling learning rate"]
+    assert longer.since(base) == ["+10 epochs a task"]
+    assert flashback.since(base) == ["flashback"]
+    assert published.since(base) == ["flashback", "the falling learning rate"]
+    assert len(everything.since(base)) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (None, ".2f", "–"),
+        (-1e-14, "+.2f", "+0.00"),
+        (-0.001, ".2f", "0.00"),
+        (94.665, ".2f", format(94.665, ".2f")),
+        (94.665 - 3e-14, ".2f", format(94.665, ".2f")),  # the same number, summed in another order
+        (20000, ",.0f", "20,000"),
+        (-1.5, "+.2f", "-1.50"),
+    ],
+)
+def test_numbers_are_the_same_text_everywhere(value: float | None, form: str, text: str) -> None:
+    assert number(value, form) == text
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_writes_the_page_and_all_leaves_it_out(tmp_path: Path) -> None:
+    results, out = tmp_path / "results", tmp_path / "docs" / "evidence.md"
+    results.mkdir()
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(results), "--format", "evidence", "--out", str(out)])
+    assert end.value.code == 0
+    assert out.read_text(encoding="utf-8") == page_of(results)
+    write_sweep(results, "short")
+    with pytest.raises(SystemExit):
+        main(["report", str(results), "--format", "all", "--out", str(tmp_path / "r.html")])
+    assert (tmp_path / "r.md").read_text(encoding="utf-8").startswith("# Does flashback help?")
