@@ -10,7 +10,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -147,6 +147,25 @@ class RunConfig:
 def within(condition: bool, sentence: str) -> None:
     if not condition:
         raise FlashbackError(sentence)
+
+
+def not_negative(settings: HostSettings, *names: str) -> None:
+    """For these settings of a host; None, which stands for a value from elsewhere, always passes."""
+    _bounded(settings, names, lambda value: value >= 0, "not negative")
+
+
+def above_zero(settings: HostSettings, *names: str) -> None:
+    _bounded(settings, names, lambda value: value > 0, "above 0")
+
+
+def at_least_one(settings: HostSettings, *names: str) -> None:
+    _bounded(settings, names, lambda value: value >= 1, "at least 1")
+
+
+def _bounded(settings: HostSettings, names: Sequence[str], holds: Callable[[Any], bool], rule: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        within(value is None or holds(value), f"host.{name} is {rule}, not {value}")
 
 
 # ---------------------------------------------------------------- mappings to dataclasses and back

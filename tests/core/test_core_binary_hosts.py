@@ -260,6 +260,15 @@ def test_embedding_looks_at_plain_images_in_evaluation_mode(training: bool) -> N
     torch.testing.assert_close(found, torch.stack(one_by_one))
 
 
+def test_embedding_of_another_view() -> None:
+    host = quick_host("lwf-mc", training__evaluation_batch=5)
+    images = host.task.train.x[:12]
+    found = host.embed(images, features_of, view=lambda raw: -host.views.plain(raw))
+    expected = host.net.eval()(-host.views.plain(images)).features.detach()
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, host.embed(images, features_of))
+
+
 def test_unknown_settings_of_the_columns_are_refused() -> None:
     with pytest.raises(FlashbackError, match=r"host.columns is one of seen, all"):
         quick_host("icarl", host__columns="old")

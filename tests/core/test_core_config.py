@@ -14,9 +14,13 @@ from flashback.config import (
     LARGEST_NUMBER,
     BenchmarkConfig,
     FlashbackConfig,
+    HostSettings,
     RunConfig,
     TrainingConfig,
+    above_zero,
+    at_least_one,
     build,
+    not_negative,
     parse_assignment,
     read_yaml,
     set_dotted,
@@ -105,6 +109,27 @@ def test_a_number_beyond_all_numbers_is_refused() -> None:
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], word: str) -> None:
     assert word in refusal(values)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoNumbers(HostSettings):
+    one: float | None = None
+    two: float | None = None
+
+
+@pytest.mark.parametrize(
+    ("check", "least", "refused", "rule"),
+    [
+        (not_negative, 0, -0.5, "not negative"),
+        (above_zero, 0.5, 0, "above 0"),
+        (at_least_one, 1, 0, "at least 1"),
+    ],
+)
+def test_bounds_of_the_settings_of_a_host(check: Any, least: float, refused: float, rule: str) -> None:
+    check(TwoNumbers(one=least, two=None), "one", "two")
+    check(TwoNumbers(one=least, two=refused), "one")  # the other is not asked for
+    with pytest.raises(FlashbackError, match=rf"^host\.two is {rule}, not {refused}$"):
+        check(TwoNumbers(one=least, two=refused), "one", "two")
 
 
 def test_a_configuration_is_a_mapping() -> None:

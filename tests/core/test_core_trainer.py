@@ -63,6 +63,12 @@ def test_steps_are_plain_sgd(optimisation: Optimisation) -> None:
         torch.testing.assert_close(one, other, msg=name)
 
 
+def test_a_stage_that_trains_nothing_is_refused() -> None:
+    stage = replace(quick_host("finetune").stages()[0], parameters=list)
+    with pytest.raises(FlashbackError, match=r"^the stage 'learn' has no parameters to train; .* leave it out$"):
+        build_optimiser(stage)
+
+
 def test_set_rate_reaches_every_group() -> None:
     optimiser = build_optimiser(quick_host("finetune").stages()[0])
     set_rate(optimiser, 0.125)

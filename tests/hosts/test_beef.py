@@ -12,10 +12,9 @@ import torch.nn.functional as F
 
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
-from flashback.hosts.beef import Concatenation, EnergyNet, EnergyOutput, Fusion
 from flashback.knowledge import soft_cross_entropy
 from flashback.memory import herd
-from flashback.nets import LinearHead, Output
+from flashback.nets import Concatenation, EnergyNet, EnergyOutput, Fusion, LinearHead, Output
 from flashback.nets.small import SmallCNN
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
-from flashback.hosts.expanding import GrowingNet, balanced_distillation, class_weights
-from flashback.hosts.foster import Boosted, FosterSettings
+from flashback.hosts.expanding import balanced_distillation, class_weights
+from flashback.hosts.foster import FosterSettings
 from flashback.knowledge import Support, soft_cross_entropy
 from flashback.memory import herd
-from flashback.nets import build_backbone
+from flashback.nets import Boosted, GrowingNet, build_backbone
 from flashback.training.evaluation import evaluate
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 

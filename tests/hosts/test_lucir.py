@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from flashback import FlashbackError, Trainer
 from flashback.hosts import Step
-from flashback.hosts.lucir import margin_ranking
+from flashback.hosts.losses import margin_ranking
 from flashback.knowledge import Support
 from flashback.nets import Output
 from flashback.training.trainer import Position
@@ -299,7 +299,7 @@ def test_finetuning_sees_batch_statistics():
     host.train()
     with torch.no_grad():
         batch = batch_of(host, benchmark.tasks[1].train)
-        features = host.forward_untracked(batch).output.features
+        features = host.stages()[1].forward(batch).output.features
         assert not torch.equal(features, host.embed(batch.raw, lambda output: output.features))
         begin(trainer, host.stages()[0])
         host.train()

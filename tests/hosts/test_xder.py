@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
-from flashback.hosts.contrastive import supervised_contrastive
+from flashback.hosts.editing import attenuated
+from flashback.hosts.losses import mean_violation, supervised_contrastive
 from flashback.hosts.replay import Draw
-from flashback.hosts.xder import XDER, XDERStep, attenuated, first_of_each, mean_violation
+from flashback.hosts.xder import XDER, XDERStep
 from flashback.nets import Output
 from flashback.training.trainer import Position
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
@@ -82,13 +83,6 @@ def test_attenuation_row_by_row(seed: int, width: int, gamma: float) -> None:
     exceeded = (before > truth[:, 0]) & (truth[:, 0] > 0)
     assert (largest[exceeded] <= gamma * truth[exceeded, 0] + 1e-5).all()
     assert torch.equal(result[~exceeded], logits[~exceeded])
-
-
-@given(st.lists(st.integers(0, 8), min_size=1, max_size=20))
-@settings(max_examples=40, deadline=None)
-def test_first_of_each(slots: list[int]) -> None:
-    expected = [slot not in slots[:k] for k, slot in enumerate(slots)]
-    assert first_of_each(torch.tensor(slots)).tolist() == expected
 
 
 def test_editing_writes_the_first_answer_to_each_slot_once() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flashback.errors import FlashbackError
-from flashback.memory import Memory, reservoir_slots
+from flashback.memory import Memory, first_of_each, reservoir_slots
 
 SHAPE = (1, 1, 2)
 FIELDS = {"logits": ((3,), torch.float32), "task": ((), torch.int64)}
@@ -132,6 +132,13 @@ def test_reservoir_slots_never_exceed_the_trash_row() -> None:
     largest = torch.full((6,), 1 - 2**-53, dtype=torch.float64)
     assert reservoir_slots(torch.tensor(0), 3, largest).tolist() == [0, 1, 2, 3, 3, 3]
     assert reservoir_slots(torch.tensor(9), 3, torch.zeros(2, dtype=torch.float64)).tolist() == [0, 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=20))
+def test_first_of_each(slots: list[int]) -> None:
+    expected = [slot not in slots[:k] for k, slot in enumerate(slots)]
+    assert first_of_each(torch.tensor(slots)).tolist() == expected
 
 
 def test_a_new_image_gets_a_new_stamp_and_an_edit_does_not() -> None:

@@ -1,4 +1,4 @@
-"""Batch norm without tracking, and frozen copies."""
+"""Passes of evaluation, batch norm without tracking, and frozen copies."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flashback.nets import Frozen, LinearHead, Net, build_backbone, untracked_batchnorm
+from flashback.nets import Frozen, LinearHead, Net, build_backbone, evaluating, untracked_batchnorm
 
 
 @pytest.fixture
@@ -29,6 +29,20 @@ def state(module):
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluating_reads_running_statistics_and_puts_the_mode_back(net, x, training):
+    expected = copy.deepcopy(net).eval()(x).logits
+    net.train(training)
+    before = state(net)
+    with evaluating(net):
+        assert torch.equal(net(x).logits, expected)
+    assert same(state(net), before)
+    assert {module.training for module in net.modules()} == {training}
+    with pytest.raises(TypeError), evaluating(net):
+        net(None)
+    assert net.training is training
 
 
 def test_untracked_training_uses_batch_statistics_and_moves_none(net, x):

@@ -18,10 +18,10 @@ from flashback.batches import Batch, Stream, Views
 from flashback.benchmarks import Benchmark, Task
 from flashback.config import HostSettings, RunConfig, within
 from flashback.errors import FlashbackError
-from flashback.hosts.stages import Optimisation, Stage, Step
+from flashback.hosts.stages import Optimisation, Stage, Step, nothing
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
 from flashback.memory import Memory
-from flashback.nets import Backbone, Net, Output, build_backbone
+from flashback.nets import Backbone, Net, Output, build_backbone, evaluating
 from flashback.registry import Registry
 from flashback.seeds import seeded_initialisation
 
@@ -134,6 +134,21 @@ class Host(nn.Module):
         )
         return replace(stage, **changes)
 
+    def later_stage(self, name: str, epochs: int | None, optimisation: Mapping[str, Any], **changes: Any) -> Stage:
+        """A stage after the main one, the same with Flashback and without it; what is None is as in the main stage."""
+        main = Optimisation.of(self.config.training, first_task=False)
+        own_rates = {key: value for key, value in optimisation.items() if value is not None}
+        stage = self.main_stage(
+            name=name,
+            epochs=epochs or self.config.training.epochs,
+            optimisation=replace(main, **own_rates),
+            allocate=nothing,
+            begin=nothing,
+            end=nothing,
+            main=False,
+        )
+        return replace(stage, **changes)
+
     def allocate(self) -> None:
         """Structure for the main stage of this task. By default: room for what the model knows before it."""
         if self.has_knowledge and self.task.index > 0:
@@ -154,8 +169,12 @@ class Host(nn.Module):
 
     # ------------------------------------------------------------ a batch
 
+    def answering_net(self) -> nn.Module:
+        """The network whose answers a step descends on; a host may run several as one."""
+        return self.net
+
     def forward(self, batch: Batch) -> Step:
-        return Step(batch, self.net(batch.x))
+        return Step(batch, self.answering_net()(batch.x))
 
     def losses(self, step: Any) -> Mapping[str, Tensor]:
         """Named terms whose sum is descended: 'task', 'stability', and whatever else the method has."""
@@ -183,6 +202,10 @@ class Host(nn.Module):
     def fill_knowledge(self, knowledge: Any) -> None:
         """Fill it from the present state."""
         knowledge.fill(self.net)
+
+    def stability(self, step: Any) -> Tensor:
+        """The weighted distance to the stable knowledge."""
+        return self.weighted_distance(step, self.stable, self.stability_support())
 
     def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
         """The one distance between the model and what a knowledge base holds."""
@@ -238,15 +261,19 @@ class Host(nn.Module):
         return {"linear": self.scores}
 
     @torch.no_grad()
-    def embed(self, raw: Tensor, part: Callable[[Output], Tensor], net: nn.Module | None = None) -> Tensor:
-        """Features or logits of raw images in evaluation mode, un-augmented, in large batches."""
-        net = self.net if net is None else net
-        training = net.training
-        net.eval()
+    def embed(
+        self,
+        raw: Tensor,
+        part: Callable[[Output], Tensor],
+        net: nn.Module | None = None,
+        view: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Features or logits of raw images in evaluation mode, in large batches, un-augmented if no view is given."""
+        net = self.answering_net() if net is None else net
+        view = self.views.plain if view is None else view
         pieces = torch.split(raw, self.config.training.evaluation_batch)
-        result = torch.cat([part(net(self.views.plain(piece.to(self.device)))) for piece in pieces])
-        net.train(training)
-        return result
+        with evaluating(net):
+            return torch.cat([part(net(view(piece.to(self.device)))) for piece in pieces])
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ class BinaryDistillation(Host):
         logits = step.output.logits[:, columns]
         terms = {"task": share * soft_binary_cross_entropy(logits, one_hot(step.batch.y, columns, logits.dtype))}
         if self.stable is not None:
-            terms["stability"] = self.weighted_distance(step, self.stable, self.stability_support())
+            terms["stability"] = self.stability(step)
         return terms
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:

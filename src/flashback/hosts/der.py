@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from flashback.batches import Batch
-from flashback.config import within
+from flashback.config import not_negative
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
 from flashback.knowledge import Support
@@ -62,7 +62,7 @@ class DERPlusPlusSettings(DERSettings):
 
     def check(self) -> None:
         super().check()
-        within(self.beta >= 0, f"host.beta is not negative, not {self.beta}")
+        not_negative(self, "beta")
 
 
 @HOSTS.register("der++")

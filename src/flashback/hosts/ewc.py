@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from flashback.config import HostSettings, within
+from flashback.config import HostSettings, not_negative, within
 from flashback.hosts.base import HOSTS, Host, cross_entropy, one_hot
 from flashback.hosts.stages import Step
 from flashback.knowledge import ImportantParameters, Knowledge, Support, flat, soft_binary_cross_entropy
@@ -25,7 +25,7 @@ class ElasticSettings(HostSettings):
     fisher: Estimator = "mammoth"
 
     def check(self) -> None:
-        within(self.strength >= 0, f"host.strength is not negative, not {self.strength}")
+        not_negative(self, "strength")
 
 
 class ElasticHost(Host):
@@ -36,7 +36,7 @@ class ElasticHost(Host):
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         terms = {"task": self.task_loss(step.output.logits, step.batch.y)}
         if self.task.index > 0:
-            terms["stability"] = self.weighted_distance(step, self.stable, self.stability_support())
+            terms["stability"] = self.stability(step)
         return terms
 
     def task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:

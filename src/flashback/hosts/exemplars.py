@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from flashback.batches import Stream
-from flashback.config import HostSettings, within
+from flashback.benchmarks import Images
+from flashback.config import HostSettings, at_least_one, within
 from flashback.hosts.base import Host, features_of
 from flashback.memory import Memory, equal_quota, herd_classes
+from flashback.seeds import seeded_generator
 
 
 @dataclass(frozen=True)
@@ -20,14 +22,7 @@ class ExemplarSettings(HostSettings):
     normalise: bool = False  # herd and average unit-length features
 
     def check(self) -> None:
-        within(
-            self.memory_per_class is None or self.memory_per_class >= 1,
-            f"host.memory_per_class is at least 1, not {self.memory_per_class}",
-        )
-        within(
-            self.memory_size is None or self.memory_size >= 1,
-            f"host.memory_size is at least 1, not {self.memory_size}",
-        )
+        at_least_one(self, "memory_per_class", "memory_size")
         within(
             self.memory_per_class is not None or self.memory_size is not None,
             "set host.memory_size (in all) or host.memory_per_class",
@@ -59,10 +54,22 @@ class ExemplarHost(Host):
         """New images and exemplars in one, each at its natural frequency."""
         return super().stream().joined(self.memory_stream())
 
+    def end(self) -> None:
+        self.refill()
+
     def memory_stream(self) -> Stream:
         filled = self.memory.filled
         slots = torch.arange(filled, device=self.device)
         return Stream(self.memory.images[:filled], self.memory.labels[:filled], slots)
+
+    def balanced_stream(self) -> Stream:
+        """All exemplars, and as many images of each new class as an old one has exemplars, drawn once a task."""
+        exemplars, new = self.memory_stream(), self.task.train
+        share = int(torch.bincount(exemplars.labels).max())
+        generator = seeded_generator(self.config.seed, self.task.index, "balanced set")
+        shuffled = torch.randperm(len(new), generator=generator)
+        chosen = torch.cat([shuffled[new.y[shuffled] == c][:share] for c in self.task.classes])
+        return Stream.of(Images(new.x[chosen], new.y[chosen]), self.device).joined(exemplars)
 
     @torch.no_grad()
     def refill(self, net: torch.nn.Module | None = None) -> None:

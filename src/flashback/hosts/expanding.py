@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.batches import Batch
-from flashback.config import within
+from flashback.config import above_zero, at_least_one, within
 from flashback.hosts.base import Classifier
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
-from flashback.hosts.stages import Optimisation, Stage, Step
-from flashback.knowledge import soft_cross_entropy
-from flashback.nets import Backbone, LinearHead, Net, Output, grown_linear
+from flashback.hosts.stages import Stage, Step
+from flashback.knowledge import Support, soft_cross_entropy
+from flashback.nets import Backbone, GrowingNet, LinearHead, evaluating
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class ExpandingSettings(ExemplarSettings):
 
     def check(self) -> None:
         super().check()
-        within(self.temperature > 0, f"host.temperature is above 0, not {self.temperature}")
+        above_zero(self, "temperature")
 
 
 @dataclass(frozen=True)
@@ -39,45 +38,9 @@ class CompressionSettings(ExpandingSettings):
 
     def check(self) -> None:
         super().check()
-        check_later_stage("compression", self.compression_epochs, self.compression_lr)
+        at_least_one(self, "compression_epochs")
+        above_zero(self, "compression_lr")
         within(0 <= self.beta2 < 1, f"host.beta2 lies in [0, 1), not {self.beta2}")
-
-
-def check_later_stage(name: str, epochs: int | None, lr: float | None) -> None:
-    within(epochs is None or epochs >= 1, f"host.{name}_epochs is at least 1, not {epochs}")
-    within(lr is None or lr > 0, f"host.{name}_lr is above 0, not {lr}")
-
-
-class GrowingNet(Net):
-    """A backbone and a linear head with a row for every class met so far; a head that grows keeps its old rows."""
-
-    head: LinearHead
-
-    def __init__(self, backbone: Backbone, classes: int, old_head: LinearHead | None = None) -> None:
-        super().__init__(backbone, grown_linear(old_head, backbone.width, classes))
-
-
-class Whole(nn.Module):
-    """Networks of a host run as one. It is made where it is needed and owns nothing, so no tensor has two names."""
-
-    def __init__(self, run: Callable[[Tensor], Output], *parts: nn.Module) -> None:
-        super().__init__()
-        self.run, self.parts = run, nn.ModuleList(parts)
-        self.training = any(part.training for part in parts)
-
-    def forward(self, x: Tensor) -> Output:
-        return self.run(x)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Passes inside are those of evaluation: batch norm reads its running statistics and leaves them alone."""
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)
 
 
 class ExpandingHost(ExemplarHost):
@@ -90,17 +53,51 @@ class ExpandingHost(ExemplarHost):
         """The whole network, frozen modules and new one; in the first task there is but one."""
         raise NotImplementedError
 
-    def later_stage(
-        self, name: str, epochs: int | None, lr: float | None, decayed: bool = True, **changes: Any
-    ) -> Stage:
-        """A stage after the main one, the same with Flashback and without it; what is None is as in the main stage."""
-        main = Optimisation.of(self.config.training, first_task=False)
-        optimisation = replace(main, lr=lr or main.lr, weight_decay=main.weight_decay if decayed else 0.0)
-        epochs = epochs or self.config.training.epochs
-        return self.main_stage(name=name, epochs=epochs, optimisation=optimisation, main=False, **changes)
+    def new_net(self) -> GrowingNet:
+        return GrowingNet(self.new_backbone(), len(self.task.classes))
+
+    # ------------------------------------------------------------ stages
+
+    def stages(self) -> list[Stage]:
+        return [self.main_stage()] if self.task.index == 0 else self.expanding_stages()
+
+    def expanding_stages(self) -> list[Stage]:
+        """From the second task on: the main stage trains a new module, others make one network of old and new."""
+        raise NotImplementedError
+
+    def allocate(self) -> None:
+        if self.task.index > 0:
+            self.expand()
+
+    def expand(self) -> None:
+        """Freeze what the last task left, and make a module for the present one."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Herding ends a task: in the first one the main stage, later the last stage."""
+        if self.task.index == 0:
+            self.refill()
+
+    def refill(self, net: nn.Module | None = None) -> None:
+        """Herding looks at the features of all modules."""
+        super().refill(self.expanded() if net is None else net)
+
+    # ------------------------------------------------------------ knowledge
 
     def response_width(self) -> int:
         return self.task.seen.stop
+
+    def distance(self, step: Step, knowledge: Any, support: Support) -> Tensor:
+        """Soft cross-entropy (Eq. 18 and 23) of raw logits, on the softmax of the columns alone."""
+        anchor = self.anchor(step, knowledge)[:, support.columns]
+        return soft_cross_entropy(step.output.logits[:, support.columns], anchor, self.settings.temperature)
+
+    def anchor(self, step: Step, knowledge: Any) -> Tensor:
+        """What a knowledge base says to the images of a step."""
+        logits: Tensor = knowledge(step.batch.x).logits
+        return logits
+
+    # ------------------------------------------------------------ evaluation
 
     def scores(self, x: Tensor) -> Tensor:
         return self.padded(self.expanded()(x).logits)
@@ -130,14 +127,13 @@ class CompressingHost(ExpandingHost):
         return self.later_stage(
             "compression",
             self.settings.compression_epochs,
-            self.settings.compression_lr,
-            decayed=False,
+            {"lr": self.settings.compression_lr, "weight_decay": 0.0},
             parameters=self.student_parameters,
             forward=self.forward_student,
             losses=self.compression_losses,
             allocate=self.allocate_student,
             begin=lambda: self.weigh_classes(self.settings.beta2),
-            end=lambda: self.refill(self.expanded()),
+            end=self.refill,
         )
 
     def allocate_student(self) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from flashback.batches import Batch
-from flashback.config import within
+from flashback.config import not_negative, within
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.expanding import CompressingHost, CompressionSettings, GrowingNet, Whole
+from flashback.hosts.expanding import CompressingHost, CompressionSettings
 from flashback.hosts.stages import Stage, Step
-from flashback.knowledge import ModelKnowledge, ModuleKnowledge, Support, soft_cross_entropy
-from flashback.nets import Backbone, LinearHead, Output, grown_linear
+from flashback.knowledge import ModelKnowledge, ModuleKnowledge, Support
+from flashback.nets import Backbone, Boosted, BoostedOutput, GrowingNet, LinearHead, Output, Whole
 
 
 @dataclass(frozen=True)
@@ -28,33 +27,10 @@ class FosterSettings(CompressionSettings):
         super().check()
         within(bool(self.betas()), "host.beta1 is a number or a list with at least one")
         within(all(0 <= beta < 1 for beta in self.betas()), f"host.beta1 lies in [0, 1), not {self.beta1}")
-        within(self.distillation >= 0, f"host.distillation is not negative, not {self.distillation}")
+        not_negative(self, "distillation")
 
     def betas(self) -> tuple[float, ...]:
         return self.beta1 if isinstance(self.beta1, tuple) else (self.beta1,)
-
-
-@dataclass
-class BoostedOutput(Output):
-    enhanced: Tensor  # logits from the new module alone
-    old: Output  # what the frozen network says
-
-
-class Boosted(nn.Module):
-    """The new module m beside the frozen h_s: a head on [h_s ; m] (Eq. 7), and one on m alone to enhance its features.
-
-    m starts as the old module; the first head keeps what the old one knew.
-    """
-
-    def __init__(self, old: GrowingNet, classes: int) -> None:
-        super().__init__()
-        self.module = GrowingNet(old.backbone, classes)
-        self.head = grown_linear(old.head, 2 * old.backbone.width, classes)
-
-    def forward(self, old: Output, x: Tensor) -> BoostedOutput:
-        own = self.module(x)
-        features = torch.cat([old.features, own.features], dim=1)
-        return BoostedOutput(features, self.head(features), own.logits, old)
 
 
 class OldNet(ModelKnowledge):
@@ -80,9 +56,6 @@ class Foster(CompressingHost):
     Settings = FosterSettings
     stable: OldNet | None
 
-    def new_net(self) -> GrowingNet:
-        return GrowingNet(self.new_backbone(), len(self.task.classes))
-
     def old_parts(self) -> tuple[Backbone, LinearHead]:
         assert self.stable is not None
         old = cast(GrowingNet, self.stable.model.module)
@@ -94,14 +67,10 @@ class Foster(CompressingHost):
 
     # ------------------------------------------------------------ stages
 
-    def stages(self) -> list[Stage]:
-        if self.task.index == 0:
-            return [self.main_stage()]
+    def expanding_stages(self) -> list[Stage]:
         return [self.main_stage(name="boosting"), self.compression_stage()]
 
-    def allocate(self) -> None:
-        if self.task.index == 0:
-            return
+    def expand(self) -> None:
         old = self.student or self.net
         assert isinstance(old, GrowingNet)
         self.stable = OldNet(old)
@@ -113,14 +82,10 @@ class Foster(CompressingHost):
             betas = self.settings.betas()
             self.weigh_classes(betas[min(self.task.index, len(betas)) - 1])
 
-    def end(self) -> None:
-        if self.task.index == 0:
-            self.refill()
-
     # ------------------------------------------------------------ a batch of boosting
 
-    def forward(self, batch: Batch) -> Step:
-        return Step(batch, self.expanded()(batch.x))
+    def answering_net(self) -> nn.Module:
+        return self.expanded()
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         """Old classes have weights above 1: their logits shrink in the loss, so the network must raise them."""
@@ -130,7 +95,7 @@ class Foster(CompressingHost):
         return {
             "task": cross_entropy(output.logits / self.weights, labels),
             "enhancement": cross_entropy(output.enhanced, labels),
-            "stability": self.weighted_distance(step, self.stable, self.stability_support()),
+            "stability": self.stability(step),
         }
 
     # ------------------------------------------------------------ knowledge
@@ -138,11 +103,9 @@ class Foster(CompressingHost):
     def stability_support(self) -> Support:
         return Support(columns=self.task.old, weight=self.settings.distillation)
 
-    def distance(self, step: Step, knowledge: Any, support: Support) -> Tensor:
-        """Soft cross-entropy (Eq. 18 and 23) of raw logits, on the softmax of the columns alone."""
+    def anchor(self, step: Step, knowledge: OldNet | PrimaryModule) -> Tensor:
         assert isinstance(step.output, BoostedOutput)
-        anchor = knowledge.logits(step.output.old, step.batch.x)[:, support.columns]
-        return soft_cross_entropy(step.output.logits[:, support.columns], anchor, self.settings.temperature)
+        return knowledge.logits(step.output.old, step.batch.x)
 
     def plastic_parts(self) -> dict[str, nn.Module]:
         assert isinstance(self.net, Boosted)
@@ -153,6 +116,3 @@ class Foster(CompressingHost):
 
     def fill_knowledge(self, knowledge: PrimaryModule) -> None:
         knowledge.fill(self.plastic_parts())
-
-    def embed(self, raw: Tensor, part: Callable[[Output], Tensor], net: nn.Module | None = None) -> Tensor:
-        return super().embed(raw, part, self.expanded() if net is None else net)

@@ -30,9 +30,6 @@ class ICaRL(ExemplarHost, BinaryDistillation):
     def trained_columns(self) -> slice:
         return slice(0, self.benchmark.classes) if self.settings.columns == "all" else super().trained_columns()
 
-    def end(self) -> None:
-        self.refill()
-
     def classifiers(self) -> dict[str, Classifier]:
         normalise = self.settings.normalise
         means = class_means(*self.exemplar_features(), self.benchmark.classes, normalise)[0].double()

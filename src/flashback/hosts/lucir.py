@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import Tensor
 
-from flashback.batches import Batch
-from flashback.config import within
+from flashback.config import above_zero, at_least_one, not_negative, within
 from flashback.hosts.base import HOSTS, cross_entropy, features_of
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
-from flashback.hosts.stages import Optimisation, Stage, Step, nothing
+from flashback.hosts.losses import margin_ranking
+from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, cosine_distance
 from flashback.memory import class_means
-from flashback.nets import Backbone, CosineHead, Net, Output, untracked_batchnorm
+from flashback.nets import CosineNet, CosineOutput, untracked_batchnorm
 
 
 @dataclass(frozen=True)
@@ -36,55 +35,10 @@ class LUCIRSettings(ExemplarSettings):
 
     def check(self) -> None:
         super().check()
-        for name in ("lambda_base", "margin", "margin_weight"):
-            within(getattr(self, name) >= 0, f"host.{name} is not negative, not {getattr(self, name)}")
-        within(self.hardest >= 1, f"host.hardest is at least 1, not {self.hardest}")
+        not_negative(self, "lambda_base", "margin", "margin_weight")
+        at_least_one(self, "hardest")
         within(self.finetune_epochs >= 1, "host.finetune_epochs is at least 1; host.finetune=none leaves the stage out")
-        within(self.finetune_lr > 0, f"host.finetune_lr is above 0, not {self.finetune_lr}")
-
-
-@dataclass
-class CosineOutput(Output):
-    cosines: Tensor  # the logits before their scale sigma
-
-
-class Blocks(nn.Module):
-    """Keeps class vectors as one parameter a task, so that a stage can train some of them and leave others alone."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__()
-        self.sizes = list(sizes)
-
-    def forward(self, *blocks: Tensor) -> Tensor:
-        return torch.cat(blocks)
-
-    def right_inverse(self, vectors: Tensor) -> list[Tensor]:
-        return [block.clone() for block in torch.split(vectors, self.sizes)]
-
-
-class CosineNet(Net):
-    """A backbone and a cosine head with a vector for every class there will ever be."""
-
-    head: CosineHead
-
-    def __init__(self, backbone: Backbone, sizes: Sequence[int]) -> None:
-        super().__init__(backbone, CosineHead(backbone.width, sum(sizes)))
-        parametrize.register_parametrization(self.head, "weight", Blocks(sizes))
-
-    def forward(self, x: Tensor) -> CosineOutput:
-        features = self.backbone(x).float()
-        cosines = self.head.cosines(features)
-        return CosineOutput(features, self.head.sigma * cosines, cosines)
-
-    def blocks(self) -> list[nn.Parameter]:
-        """The class vectors of each task."""
-        return [parameter for parameter in self.head.parameters() if parameter is not self.head.sigma]
-
-    def train_only(self, blocks: range, backbone: bool) -> None:
-        """Weight decay and momentum never see what is left out here."""
-        self.backbone.requires_grad_(backbone)
-        for task, block in enumerate(self.blocks()):
-            block.requires_grad_(task in blocks)
+        above_zero(self, "finetune_lr")
 
 
 @HOSTS.register("lucir")
@@ -111,62 +65,38 @@ class LUCIR(ExemplarHost):
         super().allocate()
         self.net.train_only(range(self.task.index, self.task.index + 1), backbone=True)
 
-    def begin(self) -> None:
-        if self.task.index > 0:
-            self.imprint()
-
-    def end(self) -> None:
-        self.refill()
-
     @torch.no_grad()
-    def imprint(self) -> None:
-        """New class vectors start as the mean direction of their class, with the mean length of the old vectors."""
-        images, labels = self.task.train.x, self.task.train.y.to(self.device) - self.task.new.start
-        features = self.embed(images, features_of) if self.settings.imprint_view == "plain" else self.augmented(images)
+    def begin(self) -> None:
+        """Imprint: new class vectors start as the mean direction of their class, with the mean length of old ones."""
+        if self.task.index == 0:
+            return
+        weak = partial(self.views.weak, generator=self.generator)
+        view = weak if self.settings.imprint_view == "train" else self.views.plain
+        features = self.embed(self.task.train.x, features_of, view=view)
+        labels = self.task.train.y.to(self.device) - self.task.new.start
         directions, _ = class_means(features, labels, len(self.task.classes), normalise=True)
         length = self.net.head.weight[self.task.old].norm(dim=1).mean()
         self.net.blocks()[self.task.index].copy_(length * directions)
 
-    def augmented(self, images: Tensor) -> Tensor:
-        """Features of training views in evaluation mode."""
-        self.net.eval()
-        pieces = torch.split(images, self.config.training.evaluation_batch)
-        views = (self.views.weak(piece.to(self.device), self.generator) for piece in pieces)
-        return torch.cat([self.net(view).features for view in views])
-
     def balanced_finetuning(self) -> Stage:
         """Class vectors and sigma alone, on the exemplars, of which every class has as many."""
-        finetuning = replace(
-            Optimisation.of(self.config.training, first_task=False),
-            lr=self.settings.finetune_lr,
-            schedule="step",
-            milestones=(0.5,),
-            gamma=0.1,
-        )
         first = 0 if self.settings.finetune == "seen" else self.task.index
-        return self.main_stage(
-            name="balanced fine-tuning",
-            epochs=self.settings.finetune_epochs,
+        return self.later_stage(
+            "balanced fine-tuning",
+            self.settings.finetune_epochs,
+            {"lr": self.settings.finetune_lr, "schedule": "step", "milestones": (0.5,), "gamma": 0.1},
             stream=self.memory_stream,
-            optimisation=finetuning,
-            forward=self.forward_untracked,
+            forward=untracked_batchnorm(self.net)(self.forward),
             losses=self.classification,  # the less-forget term has no gradient here: features stand still
             allocate=lambda: self.net.train_only(range(first, self.task.index + 1), backbone=False),
-            begin=nothing,
-            end=nothing,
-            main=False,
         )
 
     # ------------------------------------------------------------ losses
 
-    def forward_untracked(self, batch: Batch) -> Step:
-        with untracked_batchnorm(self.net):
-            return self.forward(batch)
-
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         terms = self.classification(step)
         if self.stable is not None:
-            terms["stability"] = self.weighted_distance(step, self.stable, self.stability_support())
+            terms["stability"] = self.stability(step)
         return terms
 
     def classification(self, step: Step) -> dict[str, Tensor]:
@@ -175,8 +105,8 @@ class LUCIR(ExemplarHost):
         labels, seen = step.batch.y, self.task.seen.stop
         terms = {"task": cross_entropy(step.output.logits[:, :seen], labels)}
         if self.task.index > 0:
-            hardest = min(self.settings.hardest, len(self.task.classes))
-            ranking = margin_ranking(step.output.cosines, labels, self.task.new, hardest, self.settings.margin)
+            hardest, margin = self.settings.hardest, self.settings.margin
+            ranking = margin_ranking(step.output.cosines, labels, self.task.new, hardest, margin)
             terms["margin"] = self.settings.margin_weight * ranking
         return terms
 
@@ -195,13 +125,3 @@ class LUCIR(ExemplarHost):
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """The less-forget constraint (Section 3.3): features keep their direction."""
         return cosine_distance(step.output.features, knowledge(step.batch.x).features)
-
-
-def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: int, margin: float) -> Tensor:
-    """Inter-class separation (Section 3.4): mean hinge of old samples against their nearest new class vectors."""
-    own = cosines.gather(1, labels[:, None])
-    nearest = cosines[:, new].topk(hardest, dim=1).values
-    hinges = F.relu(margin - own + nearest).mean(dim=1)
-    is_old = (labels < new.start).to(hinges.dtype)
-    mean: Tensor = (hinges * is_old).sum() / is_old.sum().clamp(min=1.0)
-    return mean

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flashback.config import HostSettings, within
+from flashback.config import HostSettings, not_negative
 from flashback.hosts.base import HOSTS
 from flashback.hosts.binary import BinaryDistillation
 from flashback.hosts.stages import Step
@@ -19,7 +19,7 @@ class LwFMCSettings(HostSettings):
     penalty: float = 0.0  # weight of the squared norm of all parameters, added to the loss
 
     def check(self) -> None:
-        within(self.penalty >= 0, f"host.penalty is not negative, not {self.penalty}")
+        not_negative(self, "penalty")
 
 
 @HOSTS.register("lwf-mc")

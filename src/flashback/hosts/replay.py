@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashback.config import HostSettings, within
+from flashback.config import HostSettings, at_least_one, not_negative, within
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Step
 from flashback.knowledge import Support, squared_error
@@ -24,8 +24,8 @@ class ReplaySettings(HostSettings):
 
     def check(self) -> None:
         within(self.memory_size >= 1, f"host.memory_size is at least 1, not {self.memory_size}; replay needs a memory")
-        within(self.minibatch >= 1, f"host.minibatch is at least 1, not {self.minibatch}")
-        within(self.alpha >= 0, f"host.alpha is not negative, not {self.alpha}")
+        at_least_one(self, "minibatch")
+        not_negative(self, "alpha")
 
 
 @dataclass

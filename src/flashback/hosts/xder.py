@@ -13,19 +13,19 @@ from torch import Tensor
 
 from flashback.batches import Batch
 from flashback.benchmarks import Task
-from flashback.config import within
+from flashback.config import above_zero, at_least_one, not_negative, within
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.contrastive import supervised_contrastive
-from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
-from flashback.memory import Field, balanced_quotas, within_quotas
+from flashback.hosts.editing import EditingHost, EditingSettings
+from flashback.hosts.losses import mean_violation, supervised_contrastive
+from flashback.hosts.replay import ReplayStep
+from flashback.memory import first_of_each
 from flashback.nets import untracked_batchnorm
 
 
 @dataclass(frozen=True)
-class XDERSettings(ReplaySettings):
+class XDERSettings(EditingSettings):
     alpha: float = 0.6
     beta: float = 0.9  # weight of the cross-entropy on replayed images, over the past heads
-    gamma: float = 0.85  # edited logits reach at most this share of the true class's logit
     contrastive_weight: float = 0.05  # lambda, of the preparation of future heads
     contrastive_batch: int = 64  # new images, and as many from the memory, that prepare future heads
     temperature: float = 5.0  # of the contrastive loss
@@ -34,11 +34,9 @@ class XDERSettings(ReplaySettings):
 
     def check(self) -> None:
         super().check()
-        for name in ("beta", "contrastive_weight", "constraint_weight", "margin"):
-            within(getattr(self, name) >= 0, f"host.{name} is not negative, not {getattr(self, name)}")
-        within(0 < self.gamma <= 1, f"host.gamma lies in (0, 1], not {self.gamma}")
-        within(self.contrastive_batch >= 1, f"host.contrastive_batch is at least 1, not {self.contrastive_batch}")
-        within(self.temperature > 0, f"host.temperature is above 0, not {self.temperature}")
+        not_negative(self, "beta", "contrastive_weight", "constraint_weight", "margin")
+        at_least_one(self, "contrastive_batch")
+        above_zero(self, "temperature")
 
 
 @dataclass
@@ -47,8 +45,8 @@ class XDERStep(ReplayStep):
 
 
 @HOSTS.register("xder")
-class XDER(ReplayHost):
-    """Images enter the memory at the end of a task; in between, the targets of past images are kept up to date."""
+class XDER(EditingHost):
+    """Replays from an edited memory, keeps the heads apart in every loss, and trains those that wait for classes."""
 
     Settings = XDERSettings
     task_of: Tensor  # the task of every column
@@ -58,22 +56,15 @@ class XDER(ReplayHost):
         sizes = torch.tensor(self.benchmark.sizes)
         self.register_buffer("task_of", torch.arange(len(sizes)).repeat_interleave(sizes), persistent=False)
 
-    def fields(self) -> dict[str, Field]:
-        return {**super().fields(), "replays": ((), torch.int64)}  # how often a slot was replayed in this task
-
     def check(self) -> None:
-        tasks, classes, size = len(self.benchmark.tasks), self.benchmark.classes, self.settings.memory_size
+        tasks = len(self.benchmark.tasks)
         within(tasks >= 2, "xder prepares heads for later tasks, and this benchmark has only one task; use der++")
-        within(size >= classes, f"host.memory_size is {size}, less than one image for {classes} classes each; raise it")
+        super().check()
 
     @property
     def later(self) -> tuple[Task, ...]:
         """The tasks whose heads still wait for their classes."""
         return self.benchmark.tasks[self.task.index + 1 :]
-
-    def available(self, wanted: int) -> int:
-        # In the first task the memory is empty to the end; asking it would wait for the device in every step.
-        return super().available(wanted) if self.task.index > 0 else 0
 
     def variant(self) -> object:
         return super().variant(), self.available(self.settings.contrastive_batch)
@@ -129,82 +120,3 @@ class XDER(ReplayHost):
         foreign = self.task_of[labels][:, None] != self.task_of
         own = logits.masked_fill(foreign, -torch.inf).amax(dim=1)
         return mean_violation(logits[:, self.task.seen.stop :].amax(dim=1) + self.settings.margin - own, counted)
-
-    # ------------------------------------------------------------ memory editing
-
-    def after_step(self, step: XDERStep) -> None:
-        """Write what the model now says in the present and future heads over the targets of replayed images.
-
-        A slot replayed for the c-th time in this task is edited with probability 1/c.
-        """
-        if not step.draws:
-            return
-        slots = torch.cat([draw.slots for draw in step.draws])
-        first = first_of_each(slots)
-        times = self.memory["replays"][slots] + 1
-        luck = torch.rand(len(slots), generator=self.generator, device=slots.device)
-        self.memory.write(slots, replays=times)  # a slot in both draws counts once: each time it gets the same number
-        self.edit(slots, torch.cat([draw.output.logits for draw in step.draws]), first & (luck * times < 1))
-
-    def edit(self, slots: Tensor, fresh: Tensor, chosen: Tensor) -> None:
-        """Take fresh logits over, kept below the true class's, for columns that no past task has settled."""
-        targets = self.memory["targets"][slots]
-        truth = targets.gather(1, self.memory.labels[slots][:, None])
-        since = self.task.new.start
-        edited = torch.cat([targets[:, :since], attenuated(fresh[:, since:], truth, self.settings.gamma)], dim=1)
-        self.memory.write(slots.where(chosen, self.memory.capacity), targets=edited)
-
-    # ------------------------------------------------------------ the end of a task
-
-    @torch.no_grad()
-    def end(self) -> None:
-        """Trim past classes to their quotas, store new images, edit all past targets, forget the counts."""
-        memory, old = self.memory, len(self.task.before)
-        quotas = balanced_quotas(memory.capacity, old, len(self.task.classes), self.generator)
-        memory.keep(within_quotas(memory.labels[: memory.filled], quotas[:old]))
-        past = torch.randperm(memory.filled, generator=self.generator, device=self.device)
-        self.store_new(quotas)
-        if len(past):
-            self.edit(past, self.training_logits(memory.images[past]), torch.ones_like(past, dtype=torch.bool))
-        memory["replays"].zero_()
-
-    def store_new(self, quotas: list[int]) -> None:
-        """The first images of each new class in a random order; their past heads are attenuated like edited ones."""
-        order = torch.randperm(len(self.task.train), generator=self.generator, device=self.device).cpu()
-        chosen = order[within_quotas(self.task.train.y[order], quotas)]
-        images, labels = self.task.train.x[chosen].to(self.device), self.task.train.y[chosen].to(self.device)
-        targets, since = self.training_logits(images), self.task.new.start
-        if since:
-            truth = targets.gather(1, labels[:, None])
-            past = attenuated(targets[:, :since], truth, self.settings.gamma)
-            targets = torch.cat([past, targets[:, since:]], dim=1)
-        self.memory.append(images, labels, targets=targets, replays=torch.zeros_like(labels))
-
-    def training_logits(self, raw: Tensor) -> Tensor:
-        """Logits as a training step would see them: augmented, with batch statistics, which are not tracked here."""
-        self.net.train()
-        batches = raw.tensor_split(-(-len(raw) // self.config.training.batch_size))
-        with untracked_batchnorm(self.net):
-            return torch.cat([self.net(self.views.weak(part, self.generator)).logits for part in batches])
-
-
-def attenuated(logits: Tensor, truth: Tensor, gamma: float) -> Tensor:
-    """Scale each row so that its largest logit is at most gamma times the true one, where it exceeds that one.
-
-    Only for positive true logits: with others the ratio would turn signs round.
-    """
-    largest = logits.amax(dim=1, keepdim=True)
-    exceeds = (largest > truth) & (truth > 0)
-    return torch.where(exceeds, logits * (gamma * truth / largest.where(exceeds, 1.0)), logits)
-
-
-def first_of_each(slots: Tensor) -> Tensor:
-    """Marks the first occurrence of every slot."""
-    same = slots[:, None] == slots
-    return ~same.tril(diagonal=-1).any(dim=1)
-
-
-def mean_violation(hinge: Tensor, counted: Tensor | bool = True) -> Tensor:
-    """The mean over those that violate a constraint; zero if none does."""
-    violated = (hinge > 0) & counted
-    return (hinge * violated).sum() / violated.sum().clamp(min=1)

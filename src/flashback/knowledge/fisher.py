@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from flashback.knowledge.kinds import flat
+from flashback.nets import evaluating
 
 Estimator = Literal["empirical", "mammoth", "exact"]
 GRADIENT_BYTES = {"cuda": 8 << 30, "cpu": 1 << 29}  # what the gradients of one chunk of images may take
@@ -33,25 +33,14 @@ def fisher_diagonal(
     squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     gradients = vmap(grad(score_of(net, estimator)), in_dims=(None, 0, 0))
     device, chunk = next(iter(weights.values())).device, chunk_size(list(weights.values()))
-    with ready_for_gradients(net):
+    # In evaluation mode batch norm couples no images and keeps its statistics; vmap cannot enter compiled modules.
+    with evaluating(net), torch.compiler.set_stance("force_eager"):
         for raw, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
             x = view(raw.to(device))
             for columns in passes(net, x, y.to(device), estimator):
                 for name, gradient in gradients(weights, x, columns).items():
                     squares[name] += gradient.square_().sum(dim=0)
     return flat(squares.values()) / len(labels)
-
-
-@contextmanager
-def ready_for_gradients(net: nn.Module) -> Iterator[None]:
-    """In evaluation mode batch norm couples no images and keeps its statistics; vmap cannot enter compiled modules."""
-    training = net.training
-    net.eval()
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        net.train(training)
 
 
 def score_of(net: nn.Module, estimator: Estimator) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:

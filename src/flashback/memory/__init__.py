@@ -2,7 +2,7 @@
 
 from flashback.memory.herding import class_means, herd, herd_classes
 from flashback.memory.quotas import balanced_quotas, equal_quota, fixed_quota, within_quotas
-from flashback.memory.store import Field, Memory, reservoir_slots
+from flashback.memory.store import Field, Memory, first_of_each, reservoir_slots
 
 __all__ = [
     "Field",
@@ -10,6 +10,7 @@ __all__ = [
     "balanced_quotas",
     "class_means",
     "equal_quota",
+    "first_of_each",
     "fixed_quota",
     "herd",
     "herd_classes",

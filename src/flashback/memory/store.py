@@ -213,3 +213,9 @@ def reservoir_slots(seen: Tensor, capacity: int, uniforms: Tensor) -> Tensor:
     n = seen + torch.arange(len(uniforms), device=uniforms.device)
     r = (uniforms * (n + 1)).floor().long()
     return torch.where(n < capacity, n, r).clamp(max=capacity)
+
+
+def first_of_each(slots: Tensor) -> Tensor:
+    """Marks the first occurrence of every slot."""
+    same = slots[:, None] == slots
+    return ~same.tril(diagonal=-1).any(dim=1)

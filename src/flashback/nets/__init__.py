@@ -1,21 +1,35 @@
-"""Backbones and heads: one forward pass gives features and logits."""
+"""Backbones, heads and whole networks: one forward pass gives features and logits."""
 
 from flashback.nets import resnet as resnet  # imported to fill the registry
 from flashback.nets import small as small
 from flashback.nets.base import NETS, Backbone, Net, Output, Shape, build_backbone
+from flashback.nets.cosine import CosineNet, CosineOutput
+from flashback.nets.energy import EnergyNet, EnergyOutput, Fusion
+from flashback.nets.growing import Boosted, BoostedOutput, Concatenation, GrowingNet, Whole
 from flashback.nets.heads import CosineHead, LinearHead, full_precision, grown_linear
-from flashback.nets.modes import Frozen, untracked_batchnorm
+from flashback.nets.modes import Frozen, evaluating, untracked_batchnorm
 
 __all__ = [
     "NETS",
     "Backbone",
+    "Boosted",
+    "BoostedOutput",
+    "Concatenation",
     "CosineHead",
+    "CosineNet",
+    "CosineOutput",
+    "EnergyNet",
+    "EnergyOutput",
     "Frozen",
+    "Fusion",
+    "GrowingNet",
     "LinearHead",
     "Net",
     "Output",
     "Shape",
+    "Whole",
     "build_backbone",
+    "evaluating",
     "full_precision",
     "grown_linear",
     "untracked_batchnorm",

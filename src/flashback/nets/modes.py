@@ -1,4 +1,4 @@
-"""Ways to run a network: without moving batch-norm statistics, or frozen for good."""
+"""Ways to run a network: as in evaluation, without moving batch-norm statistics, or frozen for good."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 M = TypeVar("M", bound=nn.Module)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Passes inside are those of evaluation: batch norm reads its running statistics and leaves them alone."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashback.benchmarks import Task
 from flashback.hosts.base import Classifier, Host
+from flashback.nets import evaluating
 
 SETTINGS = ("class_incremental", "task_incremental")
 Accuracies = dict[str, list[float]]  # by setting: percent for each task evaluated
@@ -17,13 +18,8 @@ Accuracies = dict[str, list[float]]  # by setting: percent for each task evaluat
 
 @contextmanager
 def evaluation_mode(host: Host) -> Iterator[None]:
-    training = host.training
-    host.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        host.train(training)
+    with evaluating(host), torch.no_grad():
+        yield
 
 
 def evaluate(host: Host, tasks: Sequence[Task]) -> dict[str, Accuracies]:

@@ -18,6 +18,8 @@ from flashback.hosts.stages import Stage
 def build_optimiser(stage: Stage) -> torch.optim.SGD:
     """A fresh SGD. Momentum starts as zeros, which equals none yet and keeps the structure of its state fixed."""
     settings, parameters = stage.optimisation, stage.parameters()
+    if not parameters:
+        raise FlashbackError(f"the stage '{stage.name}' has no parameters to train; give it some, or leave it out")
     on_cuda = parameters[0].is_cuda
     optimiser = torch.optim.SGD(
         parameters,

@@ -1,0 +1,57 @@
+"""A network that compares directions alone: cosines between features and class vectors (LUCIR, Section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from flashback.nets.base import Backbone, Net, Output
+from flashback.nets.heads import CosineHead
+
+
+@dataclass
+class CosineOutput(Output):
+    cosines: Tensor  # the logits before their scale sigma
+
+
+class Blocks(nn.Module):
+    """Keeps class vectors as one parameter a task, so that a stage can train some of them and leave others alone."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.sizes = list(sizes)
+
+    def forward(self, *blocks: Tensor) -> Tensor:
+        return torch.cat(blocks)
+
+    def right_inverse(self, vectors: Tensor) -> list[Tensor]:
+        return [block.clone() for block in torch.split(vectors, self.sizes)]
+
+
+class CosineNet(Net):
+    """A backbone and a cosine head with a vector for every class there will ever be."""
+
+    head: CosineHead
+
+    def __init__(self, backbone: Backbone, sizes: Sequence[int]) -> None:
+        super().__init__(backbone, CosineHead(backbone.width, sum(sizes)))
+        parametrize.register_parametrization(self.head, "weight", Blocks(sizes))
+
+    def forward(self, x: Tensor) -> CosineOutput:
+        features = self.backbone(x).float()
+        cosines = self.head.cosines(features)
+        return CosineOutput(features, self.head.sigma * cosines, cosines)
+
+    def blocks(self) -> list[nn.Parameter]:
+        """The class vectors of each task."""
+        return [parameter for parameter in self.head.parameters() if parameter is not self.head.sigma]
+
+    def train_only(self, blocks: range, backbone: bool) -> None:
+        """Weight decay and momentum never see what is left out here."""
+        self.backbone.requires_grad_(backbone)
+        for task, block in enumerate(self.blocks()):
+            block.requires_grad_(task in blocks)
