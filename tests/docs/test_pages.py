@@ -130,6 +130,26 @@ def test_the_speeds_are_those_measured() -> None:
     assert f"{measured.device}, PyTorch {measured.versions['torch']}, {measured.precision}" in text
 
 
+def test_the_whole_runs_are_those_measured() -> None:
+    text = " ".join(text_of("speed.md").split())
+    folder = re.search(r"`(results/controlled/\S+)`", text)
+    file = re.search(r"`(speed/\S+\.json)`", text)
+    assert folder
+    assert file
+    run = json.loads((ROOT / folder[1] / "run.json").read_text(encoding="utf-8"))
+    (packed,) = read_bench(ROOT / file[1]).packed
+    assert packed.together_per_second
+    for said in (
+        f"{run['images']:,} images in {run['seconds']:.0f} s",
+        f"{run['images'] / run['seconds']:,.0f} images/s over everything",
+        f"{1 - run['training_seconds'] / run['seconds']:.1%}".replace("%", " % of the time outside"),
+        f"{packed.together_per_second:,.0f} images/s in all",
+        f"{packed.images_per_second:,.0f} from the common start",
+    ):
+        assert said in text
+
+
+
 # ---------------------------------------------------------------- the site
 
 

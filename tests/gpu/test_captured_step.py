@@ -108,6 +108,22 @@ def test_compilations_do_not_grow_with_the_tasks() -> None:
     assert counts[0] == counts[1] > 0
 
 
+def test_memory_does_not_grow_with_the_tasks() -> None:
+    """Every task captures anew; what the graphs of a task held is free again when it ends."""
+    config = config_of("lwf-mc", compile=False)
+    device = torch.device("cuda")
+    prepare_device(config, device, "bf16")
+    benchmark = tiny_benchmark((2,) * 6, per_class=25)
+    held = []
+
+    def note(event: Any) -> None:
+        if event["event"] == "evaluation":
+            held.append(torch.cuda.memory_allocated(device))
+
+    Trainer(build_method(config, benchmark, device), benchmark, [note], precision="bf16").run()
+    assert held[5] - held[1] < 4 << 20  # a cuBLAS workspace of one more stream would be 32 MiB
+
+
 def test_what_cannot_be_captured_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     host = HOSTS["finetune"]
     monkeypatch.setattr(host, "after_step", lambda self, step: float(step.output.logits.sum()))

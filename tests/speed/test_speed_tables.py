@@ -113,16 +113,16 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
         assert len(image.convert("RGB").getcolors(2**24) or []) > 20
 
 
-@pytest.mark.parametrize(("slowest", "scale"), [(1000.0, "linear"), (10.0, "log")])
-def test_the_plot_has_a_panel_for_each_batch_and_a_bar_for_each_host_and_mode(slowest: float, scale: str) -> None:
+def test_the_plot_has_a_panel_for_each_batch_and_a_bar_for_each_host_and_mode() -> None:
     bench = made_bench()
-    bench.speeds[0] = replace(bench.speeds[0], images_per_second=slowest)
+    bench.speeds[0] = replace(bench.speeds[0], images_per_second=10.0)
     figure = plot_speeds(bench)
     assert figure is not None
     assert [axes.get_title() for axes in figure.axes] == ["batch 32", "batch 128"]
-    assert [axes.get_xscale() for axes in figure.axes] == [scale] * 2
     bars = [patch.get_width() for patch in figure.axes[0].patches]
-    assert sorted(bars) == sorted([slowest, 12000.0, 15000.0, 3000.0])
+    assert sorted(bars) == [10.0, 3000.0, 12000.0, 15000.0]
+    assert sorted(text.get_text() for text in figure.axes[0].texts) == ["10", "12,000", "15,000", "3,000"]
+    assert figure.axes[0].get_xlim()[0] == 0  # bars tell by their length
     diamonds = [line.get_xdata()[0] for line in figure.axes[0].lines]
     assert sorted(diamonds) == [1600.0, 9600.0, 12000.0]
 

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,12 @@ def compilation_pays(host: Host) -> bool:
     return host.config.capture and images >= COMPILE_FROM
 
 
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures: cuBLAS keeps a workspace of 64 MiB for every stream it has ever run on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class CapturedStep(TrainingStep):
     """Captures one graph for each shape of step: the batch size, and what the stage's variant says."""
 
@@ -60,7 +67,7 @@ class CapturedStep(TrainingStep):
         super().__init__(host, stage, stream, precision)
         self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Inputs]] = {}
         self.seen: dict[object, int] = {}
-        self.side = torch.cuda.Stream(host.device)  # type: ignore[no-untyped-call]
+        self.side = side_stream(host.device)
         self.pool = torch.cuda.graph_pool_handle()
         self.capturing = True
 
@@ -110,6 +117,7 @@ class CapturedStep(TrainingStep):
         except Exception as error:  # a host from outside may do anything in its step
             self.capturing = False
             self.graphs.clear()  # they draw from a generator that is given up below
+            side_stream.cache_clear()  # nobody else shall capture where a capture broke off
             self.host.generator = torch.Generator(generator.device)  # the other one still believes in the capture
             self.host.generator.set_state(before)
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
