@@ -47,7 +47,7 @@ def test_steps_and_parts_are_measured(tmp_path: Path) -> None:
     assert found.speeds[1].knowledge_bytes["plastic"] > 0
     assert found.parts.keys() == {
         "fisher",
-        "herding and class means",
+        "herding all images, class means",
         "evaluation of a task",
         "checkpoint",
         "trainer over a bare loop",

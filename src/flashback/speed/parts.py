@@ -14,7 +14,7 @@ from flashback.config import CheckpointConfig
 from flashback.hosts.base import features_of
 from flashback.knowledge.fisher import fisher_diagonal
 from flashback.memory import class_means, herd_classes
-from flashback.speed.setup import EXEMPLARS, Setup
+from flashback.speed.setup import Setup
 from flashback.training.checkpoints import Checkpoints
 from flashback.training.evaluation import evaluate
 from flashback.training.fast import make_step
@@ -33,14 +33,14 @@ def fisher(setup: Setup) -> float:
 
 
 def herding(setup: Setup) -> float:
-    """Choosing exemplars of all classes of a task, and the means of the classes; features are there already."""
+    """Ranking all images of a task, class by class, and the means of the classes; features are there already."""
     host, size = setup.trainer(HOST).host, setup.size
     train = host.benchmark.tasks[0].train
     features = host.embed(train.x.to(setup.device), features_of).reshape(size.classes, size.per_class, -1)
     labels = train.y.to(setup.device)
 
     def herd() -> None:
-        herd_classes(features, EXEMPLARS)
+        herd_classes(features, size.per_class)
         class_means(features.flatten(0, 1), labels, size.classes)
 
     return seconds_of(herd, setup)
@@ -99,7 +99,7 @@ def trainer_overhead(setup: Setup) -> float:
 RATIO = "trainer over a bare loop"
 PARTS: dict[str, Callable[[Setup], float]] = {
     "fisher": fisher,
-    "herding and class means": herding,
+    "herding all images, class means": herding,
     "evaluation of a task": evaluation,
     "checkpoint": checkpoint,
     RATIO: trainer_overhead,
