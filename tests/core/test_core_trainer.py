@@ -293,9 +293,13 @@ def test_joint_trains_once_on_everything() -> None:
     host = quick_host("joint", tiny_benchmark((2, 2), per_class=6), training__epochs=1)
     recorder = Recorder(host)
     trainer, _ = trainer_of(host)
-    trainer.run()
+    result = trainer.run()
     assert [(entry["task"], entry["images"]) for entry in trainer.history.budget] == [(1, 24)]
     assert Counter(label for labels in recorder.labels for label in labels) == dict.fromkeys(range(4), 6)
+    told = result["class_incremental"]
+    assert told["average_accuracy"] == sum(told["matrix"][1]) / 2
+    for metric in ("average_incremental_accuracy", "forgetting", "backward_transfer", "mean_new_task_accuracy"):
+        assert told[metric] is None, f"{metric}: it was not trained before the end"
 
 
 # ---------------------------------------------------------------- a loss that is not a number

@@ -149,7 +149,6 @@ def test_the_whole_runs_are_those_measured() -> None:
         assert said in text
 
 
-
 # ---------------------------------------------------------------- the site
 
 

@@ -62,6 +62,16 @@ def test_metrics_follow_from_the_matrix_whatever_is_written_beside_it(tmp_path: 
         assert run.record.results[SETTINGS[0]][metric] == expected[metric]
 
 
+def test_what_a_record_leaves_open_stays_open(tmp_path: Path) -> None:
+    """Joint training has no history: its matrix would give a forgetting of a model that was not trained yet."""
+    folder = write_run(tmp_path / "run", made_config(), MATRICES)
+    edit(folder / "results.json", lambda results: results[SETTINGS[0]].update(forgetting=None))
+    (run,) = find([tmp_path]).runs
+    assert run.record.results[SETTINGS[0]]["forgetting"] is None
+    assert run.record.results[SETTINGS[0]]["average_accuracy"] is not None
+    assert run.record.results[SETTINGS[1]]["forgetting"] is not None
+
+
 def remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 

@@ -10,6 +10,7 @@ from flashback.metrics.accuracy import (
     last_accuracy,
     mean_new_task_accuracy,
     new_task_accuracy,
+    of_the_end,
     stability_plasticity_ratio,
     summarise,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "mean",
     "mean_new_task_accuracy",
     "new_task_accuracy",
+    "of_the_end",
     "paired_over_methods",
     "paired_over_tasks",
     "paired_test",

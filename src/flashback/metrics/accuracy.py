@@ -7,7 +7,7 @@ the freshly initialised model on task j; `sizes[j]` is the number of test images
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from flashback.errors import FlashbackError, unknown
 Matrix = Sequence[Sequence[float | None]] | NDArray[Any]
 Values = Sequence[float | None] | NDArray[Any]
 Variant = Literal["chaudhry", "paper", "mammoth"]
+OF_THE_END = ("average_accuracy", "last_accuracy_images", "new_task_accuracy")  # metrics of the last row alone
 
 
 def average_accuracies(matrix: Matrix, weights: Values | None = None) -> list[float]:
@@ -116,6 +117,11 @@ def summarise(
         "new_task_accuracy": new_task_accuracy(matrix),
         "mean_new_task_accuracy": mean_new_task_accuracy(matrix),
     }
+
+
+def of_the_end(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    """What holds for a model that learned everything at the end: it has no history to tell of."""
+    return {name: value if name in OF_THE_END else None for name, value in metrics.items()}
 
 
 def _lower(matrix: Matrix) -> NDArray[np.float64]:

@@ -178,7 +178,9 @@ def measured(values: Any, setting: str) -> dict[str, Any]:
     ahead = {name: percentages(values.get(name), f"{setting} {name}") for name in ("zero_shot", "untrained")}
     # The number of test images is not in the record, so what depends on it is taken over.
     over_images = {name: values[name] if is_number(values.get(name), 100) else None for name in OVER_IMAGES}
-    return {"matrix": matrix, **summarise(matrix, [1] * len(matrix), **ahead), **over_images}
+    metrics = {**summarise(matrix, [1] * len(matrix), **ahead), **over_images}
+    # What the record says has no value has none, whatever the matrix would give: joint training has no history.
+    return {"matrix": matrix, **{name: None if values.get(name, 0) is None else metrics[name] for name in metrics}}
 
 
 def lower_triangle(matrix: Any, setting: str) -> list[list[float]]:

@@ -15,7 +15,7 @@ from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
-from flashback.metrics import summarise
+from flashback.metrics import of_the_end, summarise
 from flashback.plugin import Flashback
 from flashback.seeds import derive_seed, seeded_initialisation
 from flashback.training.evaluation import SETTINGS, Accuracies, evaluate, evaluate_ahead
@@ -82,8 +82,8 @@ class Keeper(Protocol):
 class TrainingResult:
     """The outcome of a run: matrices and every metric derived from them, for both settings and every classifier."""
 
-    def __init__(self, history: History, tasks: Sequence[Task]) -> None:
-        self.history = history
+    def __init__(self, history: History, tasks: Sequence[Task], task_by_task: bool = True) -> None:
+        self.history, self.task_by_task = history, task_by_task
         sizes = [len(task.test) for task in tasks]
         self.classifiers = {
             name: {setting: self._setting(name, setting, sizes) for setting in SETTINGS} for name in history.matrices
@@ -94,7 +94,8 @@ class TrainingResult:
         zero_shot = self.history.zero_shot.get(classifier, {}).get(setting)
         untrained = self.history.untrained.get(classifier, {}).get(setting)
         metrics = summarise(matrix, sizes, zero_shot, untrained)
-        return {"matrix": matrix, "zero_shot": zero_shot, "untrained": untrained, **metrics}
+        told = metrics if self.task_by_task else of_the_end(metrics)
+        return {"matrix": matrix, "zero_shot": zero_shot, "untrained": untrained, **told}
 
     def as_dict(self) -> dict[str, Any]:
         """The contents of results.json: the host's own classifier first, the others beside it."""
@@ -145,7 +146,7 @@ class Trainer:
             self.run_task(task)
         self.save()
         self.history.seconds += time.monotonic() - self._clock
-        return TrainingResult(self.history, self.benchmark.tasks)
+        return TrainingResult(self.history, self.benchmark.tasks, self.host.task_by_task)
 
     def run_task(self, task: Task) -> None:
         self.method.enter(task)
