@@ -264,7 +264,7 @@ def _plain(value: Any) -> Any:
 
 
 class PlainLoader(yaml.SafeLoader):
-    """YAML without tags that could run code, and without aliases or numbers that could fill the memory."""
+    """YAML without tags that could run code, aliases or numbers that could fill the memory, and keys given twice."""
 
     aliases = False
 
@@ -272,6 +272,15 @@ class PlainLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent) and not self.aliases:
             raise yaml.MarkedYAMLError(None, None, None, self.current_mark(), "write out what the alias stands for")
         return super().compose_node(parent, index)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(None, None, None, key.start_mark, f"'{key.value}' is given twice")
+            seen.add(key.value)
+        return node
 
     def current_mark(self) -> Any:
         return self.peek_event().start_mark  # type: ignore[no-untyped-call]

@@ -262,6 +262,13 @@ def test_the_line_of_broken_yaml_is_named() -> None:
         read_yaml("a: 1\nb: 2\nc: ]", "some.yaml")
 
 
+def test_a_key_given_twice_is_refused_with_its_line() -> None:
+    text = "training:\n  lr: 0.1\n  epochs: 3\n  lr: 0.2\n"
+    with pytest.raises(FlashbackError, match=r"^some.yaml is not valid YAML in line 4; 'lr' is given twice$"):
+        read_yaml(text, "some.yaml")
+    assert read_yaml("a: {lr: 1}\nb: {lr: 2}", "some.yaml") == {"a": {"lr": 1}, "b": {"lr": 2}}
+
+
 # ---------------------------------------------------------------- the two phases
 
 
