@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from flashback.cli import main
 from flashback.hosts import HOSTS
 
 Command = Callable[..., tuple[int, str, str]]
+PROGRESS = re.compile(r"[\w+, -]+: task \d+( of \d+)?, average accuracy \d+\.\d$")
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +26,15 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture
 def flashback(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command line here and gives its exit code, stdout and stderr."""
+    """Runs a command line here and gives its exit code, stdout, and stderr without the lines that tell of progress."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:
             main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         assert isinstance(end.value.code, int)
-        return end.value.code, captured.out, captured.err
+        lines = captured.err.splitlines(keepends=True)
+        return end.value.code, captured.out, "".join(line for line in lines if not PROGRESS.match(line))
 
     return call
 

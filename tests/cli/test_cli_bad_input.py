@@ -37,9 +37,11 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
     ("command", "words"),
     [
         ("run icral", ["unknown host 'icral'", "did you mean 'icarl'?"]),
-        ("compare icral", ["unknown host 'icral'"]),
+        ("compare icral", ["unknown host 'icral'", "hosts from a file need --host-file"]),
+        ("run nobody", ["unknown host 'nobody'; known: beef, ", "hosts from a file need --host-file"]),
         ("run icarl --benchmark split-fashion-min", ["did you mean 'split-fashion-mini'?"]),
         ("run icarl --set training.epoch=3", ["unknown key 'training.epoch'", "did you mean 'training.epochs'?"]),
+        ("run icarl --set training.foo=3", ["unknown key 'training.foo'; known: training.batch_size, "]),
         ("run icarl --set host.memorysize=3", ["did you mean 'host.memory_size'?"]),
         ("run icarl --set trainin.epochs=3", ["did you mean 'training'?"]),
         ("run icarl --set training.lr.x=3 --set training.lr=1", ["training.lr"]),
@@ -65,6 +67,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --recipe best", ["controlled, anchor, as-published"]),
         ("run finetune --recipe as-published", ["no as-published recipe for finetune"]),
         ("run icarl --seed one", ["--seed"]),
+        ("run icarl --seed -1", ["the seed is -1"]),
         ("run icarl --sed 1", ["--sed"]),
         ("run", ["host"]),
         ("rnu icarl", ["rnu"]),
@@ -76,10 +79,13 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("compare icarl --set seed=3", ["decides seed itself"]),
         ("compare icarl --set flashback.enabled=true", ["decides flashback.enabled itself"]),
         ("run icarl --set training.image_size=100", ["training.image_size is 100"]),
+        ("sweep nosuch --out runs", ["unknown sweep 'nosuch'; known: alpha, ", "there is no file of that name either"]),
+        ("sweep baseline --out runs", ["did you mean 'baselines'?"]),
         ("compare icarl --jobs 0", ["--jobs is at least 1"]),
         ("run missing.yaml", ["missing.yaml"]),
         ("resume nowhere", ["nowhere"]),
-        ("run icarl --benchmark missing.npz --set benchmark.sizes=[2,2]", ["there is no file missing.npz"]),
+        ("run icarl --benchmark missing.npz", ["there is no file missing.npz"]),
+        ("run icarl --benchmark nothing-like-it", ["unknown benchmark 'nothing-like-it'; known: cifar100-b0-10"]),
         ("run icarl --benchmark imagenet100-b0-10 --data .", ["imagenet100 are missing"]),
         ("run icarl --set benchmark.sizes=[2,2]", ["sum to 4", "10 classes"]),
         ("run icarl --set benchmark.tasks=6", ["5 tasks"]),
@@ -150,7 +156,7 @@ def test_truncated_files(flashback: Command) -> None:
 
 def test_an_own_benchmark_needs_task_sizes(flashback: Command) -> None:
     write_data()
-    refused(flashback("run", "finetune", "--benchmark", "own.npz"), "own.npz", "sizes")
+    refused(flashback("run", "finetune", "--benchmark", "own.npz"), "own.npz", "--set benchmark.sizes=[2,2,2]")
 
 
 # ---------------------------------------------------------------- files the user names

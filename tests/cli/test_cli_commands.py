@@ -18,11 +18,12 @@ from rich.console import Console
 
 from flashback import __version__
 from flashback.benchmarks import BENCHMARKS
-from flashback.cli import progress, tables
+from flashback.cli import main, progress, tables
 from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord, read_record
+from flashback.training.sweep import read_sweep, shipped_sweeps
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -34,6 +35,7 @@ Command = Callable[..., tuple[int, str, str]]
         ("benchmarks", BENCHMARKS),
         ("nets", NETS),
         ("recipes", {recipe.benchmark for recipe in list_recipes()}),
+        ("sweeps", shipped_sweeps()),
     ],
 )
 def test_list(flashback: Command, what: str, names: list[str]) -> None:
@@ -49,17 +51,23 @@ def test_list_says_which_hosts_take_flashbacks(flashback: Command) -> None:
         assert lines[name][2] == ("yes" if HOSTS[name].has_knowledge else "no")
 
 
+def test_everything_listed_is_described(flashback: Command) -> None:
+    assert all(tables.first_line(NETS[name].__doc__) for name in NETS)
+    assert read_sweep("alpha").title in flashback("list", "sweeps")[1]
+
+
 def test_help_and_version(flashback: Command) -> None:
     assert flashback("--version") == (0, f"flashback {__version__}\n", "")
     code, out, _ = flashback()
     assert code == 0
     assert all(command in out for command in ("list", "run", "resume", "compare", "bench"))
+    assert "Show the version" in out
     assert "--host-file" in flashback("run", "--help")[1]
 
 
 def test_run_leaves_a_record_and_prints_it(flashback: Command, tiny: list[str]) -> None:
     code, out, err = flashback("run", "lwf-mc", "--flashback", "--seed", 4, *tiny, "--set", "training.lr=0.05")
-    assert (code, err) == (0, "")  # quiet: this is no terminal
+    assert (code, err) == (0, "")
     folder = Path("runs/lwf-mc-tiny-flashback-seed4")
     assert out.splitlines()[-1] == f"Record: {folder}"
     record = read_record(folder)
@@ -78,6 +86,14 @@ def assert_printed(record: RunRecord, out: str) -> None:
         for column, setting in enumerate(("class_incremental", "task_incremental")):
             value = record.results[setting][metric]
             assert rows[title][column] == ("-" if value is None else f"{value:.2f}")
+
+
+def test_without_a_terminal_every_task_has_a_line(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "finetune", "--out", "out", *tiny])
+    matrix = read_record(Path("out")).results["class_incremental"]["matrix"]
+    expected = [f"finetune: task {k + 1} of 3, average accuracy {sum(matrix[k]) / (k + 1):.1f}" for k in range(3)]
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 def test_a_config_starts_the_same_run_again(flashback: Command, tiny: list[str]) -> None:
@@ -166,6 +182,18 @@ def test_ctrl_c_takes_one_line_and_code_130(
     assert err == "interrupted; the same command goes on where it stopped\n"
     saved = [json.loads(path.read_text()) for path in Path(folder).glob("checkpoint/*.json")]
     assert saved[-1]["values"]["history"]["budget"][-1]["steps"] > 0
+
+
+@pytest.mark.slow
+def test_processes_whose_parent_is_killed_save_their_state_and_end_quietly(tiny: list[str]) -> None:
+    command = ("compare", "lwf-mc", "--jobs", "2", "--seeds", "1", "--out", "out", *tiny)
+    parent = start(*command, "--set", "training.epochs=2000")
+    wait_for(Path("out/host/seed-0/log.jsonl"), parent)
+    parent.kill()
+    _, err = parent.communicate(timeout=120)  # ends when the last process has closed its end of the pipe
+    assert "Traceback" not in err
+    assert not list(Path("out").rglob("failure.txt"))
+    assert list(Path("out/host/seed-0").glob("checkpoint/*.json"))
 
 
 def test_resume_finishes_what_was_interrupted(

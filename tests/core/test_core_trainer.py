@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from flashback import FlashbackError, Host, Trainer, evaluate, train
 from flashback.benchmarks import Benchmark
 from flashback.hosts import Optimisation, Stage
 from flashback.training.evaluation import evaluate_ahead
+from flashback.training.run import prepare_device
 from flashback.training.step import TrainingStep, build_optimiser, set_rate, total_loss
-from helpers import quick_flashback, quick_host, small_settings, tiny_benchmark
+from helpers import quick_config, quick_flashback, quick_host, small_settings, tiny_benchmark
 
 Events = list[dict[str, Any]]
 
@@ -336,3 +337,26 @@ def test_a_host_without_stages_is_only_evaluated() -> None:
     assert result.steps == 0
     assert len(result["class_incremental"]["matrix"]) == 3
     assert all(torch.equal(tensor, before[name]) for name, tensor in host.state_dict().items())
+
+
+# ---------------------------------------------------------------- threads
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("asked", "threads"), [(None, 1), ("2", 2)])
+def test_a_cpu_has_one_thread_unless_more_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, two_threads: None, asked: str | None, threads: int
+) -> None:
+    if asked is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    prepare_device(quick_config("finetune"), torch.device("cpu"), "fp32")
+    assert torch.get_num_threads() == threads

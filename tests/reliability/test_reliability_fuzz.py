@@ -218,7 +218,7 @@ def test_any_change_of_a_record(
     shutil.copytree(finished[arm], folders[arm], ignore=shutil.ignore_patterns("checkpoint"))
     document = json.loads((folders[arm] / name).read_text())
     (folders[arm] / name).write_text(json.dumps(data.draw(changed(document))))
-    place = Place(None, "cpu", 1, None)
+    place = Place(None, "cpu", None)
     planned = [Job(kind, 0, read_config(folder), folder, place) for kind, folder in folders.items()]
     with or_one_sentence():
         json.dumps(conclude(planned, {}, []).as_dict())

@@ -21,6 +21,7 @@ import flashback
 from flashback import FlashbackError
 from flashback.config import CheckpointConfig
 from flashback.training import Checkpoints, Interrupted
+from flashback.training.packing import FixedPace
 from flashback.training.processes import run_in_processes
 from flashback.training.step import TrainingStep
 
@@ -174,7 +175,7 @@ def test_sigterm_to_the_parent_of_several_runs() -> None:
         return see
 
     with unchanged_handlers(), pytest.raises(Interrupted):
-        run_in_processes({"one": None, "two": None}, 1, linger, watch)
+        run_in_processes({"one": None, "two": None}, FixedPace(1), linger, watch)
     assert len(pids) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)

@@ -40,28 +40,31 @@ class MadeGpu:
         while waiting or self.running:
             while waiting and len(self.running) < pace.limit:
                 name = waiting.pop(0)
-                self.running[name] = {"cost": costs(int(name.split()[1])), "left": self.starting, "epoch": 0}
+                cost = costs(int(name.split()[1]))
+                self.running[name] = {"cost": cost, "left": self.starting, "epoch": -1}
+                pace.started(name)
             self.most_seen = max(self.most_seen, len(self.running))
-            name = min(self.running, key=lambda name: self.running[name]["left"] / self.speed(name))
-            passed = self.running[name]["left"] / self.speed(name)
-            speeds = {other: self.speed(other) for other in self.running}
+            speeds = {name: self.speed(name) for name in self.running}
+            name = min(self.running, key=lambda name: self.running[name]["left"] / speeds[name])
+            passed = self.running[name]["left"] / speeds[name]
             self.now += passed
             for other, state in self.running.items():
                 state["left"] -= passed * speeds[other]
-            self.end_epoch(name, pace, epochs)
+            self.go_further(name, pace, epochs)
 
     def speed(self, name: str) -> float:
-        """A run that starts needs the device little and hinders nobody; those that train share it."""
-        training = sum(state["epoch"] > 0 for state in self.running.values())
-        return self.together(training) / training if self.running[name]["epoch"] else 1.0
+        """Loading and compiling needs no device; all that train share it, in their first epoch as later."""
+        training = sum(state["epoch"] >= 0 for state in self.running.values())
+        return self.together(training) / training if self.running[name]["epoch"] >= 0 else 1.0
 
-    def end_epoch(self, name: str, pace: MeasuredPace, epochs: int) -> None:
+    def go_further(self, name: str, pace: MeasuredPace, epochs: int) -> None:
         state = self.running[name]
         state["epoch"] += 1
         task = state["epoch"] // 50
         state["left"] = state["cost"] * (2 if task else 1)  # later tasks cost more: only what is alike is compared
-        event = {"event": "epoch", "stage": "learn", "task": task, "steps": 100 * state["epoch"], "epoch": 0}
-        pace.note(name, event)
+        if state["epoch"] > 0:
+            steps = 100 * state["epoch"]
+            pace.note(name, {"event": "epoch", "stage": "learn", "task": task, "steps": steps, "epoch": 0})
         if state["epoch"] == epochs:
             del self.running[name]
             pace.ended(name)
@@ -83,12 +86,29 @@ def test_runs_are_doubled_while_that_pays() -> None:
     assert gpu.most_seen == 16 == pace.limit  # as many as the cores that drive them
 
 
-def test_a_device_that_one_run_fills_gets_no_third() -> None:
+@pytest.mark.parametrize("cost", [0.1, 1.0, 5.0, 20.0, 300.0])
+def test_a_device_that_one_run_fills_gets_few(cost: float) -> None:
     gpu = MadeGpu(saturating(1.0))
     pace = pace_for(gpu)
-    gpu.go(pace, 12)
-    assert gpu.most_seen == 2  # two had to be tried
+    gpu.go(pace, 12, costs=lambda k: cost)
+    assert gpu.most_seen <= 4  # two had to be tried, and four where the first had moved on meanwhile
     assert pace.settled
+
+
+def test_runs_too_short_to_be_measured_are_doubled_by_number() -> None:
+    gpu = MadeGpu(saturating(100.0), starting=20.0)
+    gpu.go(pace_for(gpu), 60, costs=lambda k: 0.01, epochs=100)
+    assert gpu.most_seen == 16
+
+
+def test_memory_that_others_take_leaves_no_room() -> None:
+    free = [40 * GIB]
+    pace = MeasuredPace(16, lambda: free[0], lambda: 0.0)
+    pace.started("a")
+    free[0] = 30 * GIB
+    assert pace.room() == 2  # 10 each, and a quarter more
+    free[0] = 60 * GIB  # somebody else gave some back: nothing is known about the run, but that it is not empty
+    assert pace.room() == 48
 
 
 def test_doubling_stops_where_the_gain_stops() -> None:
@@ -141,11 +161,14 @@ def made_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (8 * GIB, 8 * GIB))
 
 
-def made_control(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> Path:
-    """A program that notes what it is asked."""
+def made_control(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int = 0, running: int = 1) -> Path:
+    """A program that notes what it is asked; `running` is its answer to whether MPS runs already, 0 for yes."""
     log = folder / "asked"
     program = folder / "nvidia-cuda-mps-control"
-    program.write_text(f'#!/bin/sh\necho "$@ $(cat) $CUDA_MPS_PIPE_DIRECTORY" >> {log}\nexit {code}\n')
+    program.write_text(
+        f'#!/bin/sh\nwords=$(cat)\necho "$@ $words $CUDA_MPS_PIPE_DIRECTORY" >> {log}\n'
+        f'test "$words" = get_server_list && exit {running}\nexit {code}\n'
+    )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     return log
@@ -160,7 +183,24 @@ def test_mps_is_started_for_the_runs_and_stopped_after_them(
         folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(folder).is_dir()
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
-    assert [line.split() for line in log.read_text().splitlines()] == [["-d", folder], ["quit", folder]]
+    asked = [line.split() for line in log.read_text().splitlines()]
+    assert asked == [["get_server_list"], ["-d", folder], ["quit", folder]]
+
+
+def test_an_mps_that_runs_already_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_cuda: None) -> None:
+    log = made_control(tmp_path, monkeypatch, running=0)
+    with sharing_gpu("cuda") as shared:
+        assert shared
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert log.read_text().split() == ["get_server_list"]
+
+
+def test_variables_of_the_user_are_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_cuda: None) -> None:
+    made_control(tmp_path, monkeypatch)
+    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", "own")
+    with sharing_gpu("cuda"):
+        assert os.environ["CUDA_MPS_LOG_DIRECTORY"] != "own"
+    assert os.environ["CUDA_MPS_LOG_DIRECTORY"] == "own"
 
 
 def test_mps_is_stopped_when_the_runs_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_cuda: None) -> None:
@@ -216,7 +256,7 @@ def test_several_runs_on_a_gpu_are_packed_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int | None, device: str, runs: int, packed: bool
 ) -> None:
     ways = []
-    place = jobs_module.Place(None, device, 1, None)
+    place = jobs_module.Place(None, device, None)
     planned = [jobs_module.Job("host", seed, {}, tmp_path / str(seed), place) for seed in range(runs)]
     monkeypatch.setattr(jobs_module, "attempt", lambda job, observer: ways.append("alone"))
     monkeypatch.setattr(
@@ -224,3 +264,41 @@ def test_several_runs_on_a_gpu_are_packed_unless_told_otherwise(
     )
     assert jobs_module.carry_out(planned, count, lambda name: lambda event: None) == {}
     assert ways == ["packed" if packed else "alone"] * runs
+
+
+def made_jobs(folder: Path, *names: str) -> list[jobs_module.Job]:
+    place = jobs_module.Place(None, "cuda", None)
+    return [jobs_module.Job("host", 0, {}, folder / name, place, name) for name in names]
+
+
+def test_a_run_that_found_too_little_memory_beside_others_runs_again_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[list[str], int | None]] = []
+    problems = {
+        "hungry": jobs_module.LACK_OF_MEMORY,
+        "killed": jobs_module.DIED,
+        "hit": "AcceleratorError: CUDA error: an illegal memory access",
+        "wrong": "the loss is not finite any more",
+        "fine": None,
+    }
+
+    def run_packed(jobs: Any, count: int | None, watch: Any) -> dict[str, str | None]:
+        asked.append(([job.name for job in jobs], count))
+        return {job.name: problems[job.name] if len(asked) == 1 else None for job in jobs}
+
+    monkeypatch.setattr(jobs_module, "run_packed", run_packed)
+    left = jobs_module.carry_out(made_jobs(tmp_path, *problems), None, lambda name: lambda event: None)
+    assert asked[1:] == [(["killed", "hit"], None), (["hungry"], 1)]
+    assert left == {"wrong": problems["wrong"]}
+
+
+def test_what_a_failure_left_goes_with_the_next_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (job,) = made_jobs(tmp_path, "one")
+    monkeypatch.setattr(jobs_module, "config_from_dict", lambda config: None)
+    monkeypatch.setattr(jobs_module, "run", lambda *_, **__: 1 / 0)
+    assert "ZeroDivisionError" in (jobs_module.attempt(job, lambda event: None) or "")
+    assert (job.folder / "failure.txt").exists()
+    monkeypatch.setattr(jobs_module, "run", lambda *_, **__: None)
+    assert jobs_module.attempt(job, lambda event: None) is None
+    assert not (job.folder / "failure.txt").exists()

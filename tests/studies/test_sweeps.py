@@ -16,9 +16,10 @@ import pytest
 from flashback.errors import FlashbackError
 from flashback.records import read_record
 from flashback.training.jobs import Place
-from flashback.training.sweep import parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
+from flashback.training.sweep import Outcome, parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
+from flashback.training.trainer import Observer
 
-HERE = Place(None, "cpu", 1, None)
+HERE = Place(None, "cpu", None)
 QUICK = """
 settings: {training.epochs: 1, training.batch_size: 100, benchmark.tasks: 2, flashback.second_epochs: 1}
 """
@@ -176,7 +177,9 @@ parts:
     assert first.returncode == 1
     assert "11 of 12 runs done" in first.stdout
     assert (tmp_path / "killed").exists()
-    assert "killed-once" not in first.stderr
+    ends = [line.split(" (")[0] for line in first.stderr.splitlines() if "killed-once" in line]
+    folder = "split-fashion-mini/killed-once/controlled/recipe/host/seed-0"
+    assert ends == [f"waiting: {folder}", f"done: {folder}"]
     assert [line for line in first.stderr.splitlines() if "this host is broken" in line]
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("results.json")}
     assert len(stamps) == 11
@@ -186,6 +189,18 @@ parts:
     assert [line for line in second.stderr.splitlines() if "this host is broken" in line]
     for path, stamp in stamps.items():
         assert path.stat().st_mtime_ns == stamp  # not run again
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_states_are_told_as_runs_end(tmp_path: Path, jobs: int) -> None:
+    sweep = parse_sweep(QUICK + "hosts: [finetune]\narms: [host]\nseeds: [0, 1, 2]", "made")
+    seen: list[list[str]] = []
+
+    def watch(outcome: Outcome, name: str) -> Observer:
+        return lambda event: seen.append(list(outcome.states.values())) if event["event"] == "end" else None
+
+    run_sweep(sweep, tmp_path, device="cpu", jobs=jobs, watch=watch)
+    assert [states.count("done") for states in seen] == [1, 2, 3]
 
 
 def test_records_from_another_machine_count_as_done(tmp_path: Path) -> None:

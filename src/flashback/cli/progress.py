@@ -23,7 +23,7 @@ def output() -> Console:
 
 
 class ProgressView:
-    """Shows runs while they are under way; shows nothing where stderr is not a terminal."""
+    """Shows runs while they are under way; where stderr is not a terminal, a line for each task they have learned."""
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False, markup=False)
@@ -63,9 +63,16 @@ class RunLine:
         elif kind == "epoch":
             done = event["epoch"] + 1
             self.progress.update(self.line, completed=done, total=event["epochs"], state=self.describe(event))
-        elif kind == "evaluation" and event["task"] + 1 == self.tasks:
-            if not self.progress.disable:
-                self.progress.console.print(f"{self.name}: average accuracy {final_accuracy(event):.1f}")
+        elif kind == "evaluation":
+            self.tell(event, is_last=event["task"] + 1 == self.tasks)
+
+    def tell(self, event: Event, is_last: bool) -> None:
+        if self.progress.disable or is_last:
+            of_all = f" of {self.tasks}" if self.tasks else ""  # a resumed run does not say it in its first task
+            where = f"task {event['task'] + 1}{of_all}, " if self.progress.disable else ""
+            say = self.progress.console.print
+            say(f"{self.name}: {where}average accuracy {final_accuracy(event):.1f}", soft_wrap=True)
+        if is_last:
             self.progress.remove_task(self.line)
 
     def describe(self, event: Event) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
@@ -14,7 +17,7 @@ from flashback.cli.options import Data, Device, HostFile, Jobs, Set
 from flashback.cli.progress import ProgressView, output
 from flashback.config import parse_assignment
 from flashback.training.similarity import compare_representations
-from flashback.training.sweep import Outcome, read_sweep, run_sweep, shipped_sweeps
+from flashback.training.sweep import FAILED, RUNNING, STATES, Outcome, read_sweep, run_sweep, shipped_sweeps
 from flashback.training.trainer import Event, Observer
 from flashback.training.tune import tune as tune_flashback
 
@@ -41,17 +44,17 @@ def sweep(
         outcome = run_sweep(chosen, out, jobs=jobs, data=data, device=device, host_file=host_file, watch=live.watch)
     console = output()
     console.print(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.", soft_wrap=True)
-    console.print(f"Records: {out}", soft_wrap=True)
+    console.print(f"Records: {out}; see them with: flashback report {out}", soft_wrap=True)
     for line in tables.failure_lines(outcome.failures):
         typer.echo(line, err=True)
     return 1 if outcome.failures else 0
 
 
 class LiveStates:
-    """One live table of all runs; nothing where the output is not a terminal."""
+    """A live table of the runs under way and of those that failed; without a terminal, a line for each that ends."""
 
     def __init__(self) -> None:
-        self.console = output()
+        self.console = Console(stderr=True, highlight=False, markup=False)
         self.live = Live(console=self.console, transient=True, auto_refresh=False)
         self.details: dict[str, str] = {}
 
@@ -70,14 +73,21 @@ class LiveStates:
                 self.details[name] = f"task {event['task'] + 1}, {event['stage']}, epoch {epoch}"
             if self.live.is_started:
                 self.live.update(self.table(outcome), refresh=True)
+            elif event["event"] == "end":
+                self.console.print(f"{outcome.states[name]}: {name} ({self.counts(outcome)})", soft_wrap=True)
 
         return observe
 
     def table(self, outcome: Outcome) -> Table:
-        table = Table("run", "state", "where")
+        table = Table("run", "state", "where", caption=self.counts(outcome), caption_justify="left")
         for name, state in outcome.states.items():
-            table.add_row(name, state, self.details.get(name, "") if state == "running" else "")
+            if state in (RUNNING, FAILED):
+                table.add_row(name, state, self.details.get(name, "") if state == RUNNING else "")
         return table
+
+    def counts(self, outcome: Outcome) -> str:
+        found = Counter(outcome.states.values())
+        return ", ".join(f"{found[state]} {state}" for state in STATES if found[state])
 
 
 # ---------------------------------------------------------------- tune
@@ -89,7 +99,7 @@ def tune(
     benchmark: Annotated[str, typer.Option(help="A name, an .npz or a folder.")] = "split-fashion-mini",
     trials: Annotated[int, typer.Option(help="How many choices to try, finished ones included.")] = 8,
     seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
-    recipe: Annotated[str, typer.Option(help="controlled, anchor or as-published.")] = "controlled",
+    recipe: Annotated[str, typer.Option(help="controlled, anchor, as-published, or a file.")] = "controlled",
     data: Data = None,
     device: Device = "auto",
     host_file: HostFile = None,
@@ -110,12 +120,17 @@ def tune(
             host_file=host_file,
             watch=view.watch,
         )
-    table = Table("alpha_p", "E1", "validation accuracy")
+    table = tables.make_table("choices, best first", "alpha_p", "E1", "validation accuracy", texts=0)
     for trial in sorted(best.trials, key=lambda trial: -trial["accuracy"]):
         table.add_row(f"{trial['alpha']:g}", str(trial["epochs"]), f"{trial['accuracy']:.2f}")
     console = output()
     console.print(table)
-    console.print(f"Use it: flashback compare {host} --benchmark {benchmark} --recipe {best.recipe}", soft_wrap=True)
+    if len(best.trials) < trials:
+        console.print(f"These {len(best.trials)} are all choices there are.")
+    places = {"--data": data, "--host-file": host_file}
+    given = [str(word) for option in places.items() if option[1] is not None for word in option]
+    command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *given]
+    console.print(f"Use it: {shlex.join(command)}", soft_wrap=True)
 
 
 # ---------------------------------------------------------------- cka
@@ -132,7 +147,8 @@ def cka(
 ) -> None:
     """How near both arms stay to a jointly trained network, layer by layer, on old and new classes."""
     found = compare_representations(host, flashback, reference, data=data, device=device, host_file=host_file, out=out)
-    table = Table("layer", "old, host", "old, flashback", "new, host", "new, flashback")
+    columns = ("old, host", "old, flashback", "new, host", "new, flashback")
+    table = tables.make_table("CKA with joint training, on old and new classes", "layer", *columns)
     for k, layer in enumerate(found["layers"]):
         values = [found[part][arm][k] for part in ("old", "new") for arm in ("host", "flashback")]
         table.add_row(layer, *(f"{value:.4f}" for value in values))

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flashback.config import within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line
@@ -17,11 +15,12 @@ from flashback.recipes import config_from_dict
 from flashback.records import differing_keys, read_config, read_record
 from flashback.training.checkpoints import Interrupted
 from flashback.training.packing import FixedPace, MeasuredPace, sharing_gpu
-from flashback.training.processes import DIED, run_in_processes
-from flashback.training.run import run, select_device
+from flashback.training.processes import DIED, end_of, run_in_processes
+from flashback.training.run import LACK_OF_MEMORY, run, select_device
 from flashback.training.trainer import Observer
 
 ARMS = HOST, FLASHBACK = "host", "flashback"
+FAILURE = "failure.txt"  # of the last attempt, if a bug ended it
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,12 @@ class Place:
 
     data: str | Path | None
     device: str
-    threads: int  # of a process that has others beside it
     host_file: str | Path | None
 
     @classmethod
     def of(cls, data: str | Path | None, device: str, host_file: str | Path | None, jobs: int | None) -> Place:
         within(jobs is None or jobs >= 1, f"--jobs is at least 1, not {jobs}")
-        kind = select_device(device).type
-        threads = max(1, torch.get_num_threads() // (jobs or 1)) if kind == "cpu" else 1
-        return cls(data, kind, threads, host_file)
+        return cls(data, select_device(device).type, host_file)
 
 
 @dataclass(frozen=True)
@@ -77,15 +73,26 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
 def carry_out(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer]) -> dict[str, str]:
     """Run all jobs, `count` at a time; returns what went wrong by the name of the run.
 
-    A run whose process was killed gets a second chance: it goes on from its last checkpoint.
+    A run whose process was killed gets a second chance: it goes on from its last checkpoint. So does one that found
+    too little memory beside others, alone.
     """
     one_by_one = len(jobs) < 2 or count == 1 or (count is None and jobs[0].place.device != "cuda")
     if one_by_one:
-        problems = {job.name: attempt(job, watch(job.name)) for job in jobs}
+        problems = {job.name: attempt_here(job, watch(job.name)) for job in jobs}
     else:
         problems = run_packed(jobs, count, watch)
-        problems |= run_packed([job for job in jobs if problems[job.name] == DIED], count, watch)
+        problems |= run_packed([job for job in jobs if was_killed(problems[job.name])], count, watch)
+        problems |= run_packed([job for job in jobs if problems[job.name] == LACK_OF_MEMORY], 1, watch)
     return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def gets_another_chance(problem: str) -> bool:
+    return was_killed(problem) or problem == LACK_OF_MEMORY
+
+
+def was_killed(problem: str | None) -> bool:
+    """By the system, or by what another process did to the GPU they shared."""
+    return problem is not None and (problem == DIED or "CUDA error" in problem)
 
 
 def run_packed(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer]) -> dict[str, str | None]:
@@ -102,19 +109,25 @@ def attempt(job: Job, observer: Observer) -> str | None:
     try:
         config, place = config_from_dict(job.config), job.place
         run(config, out=job.folder, data=place.data, device=place.device, observers=[observer])
+        (job.folder / FAILURE).unlink(missing_ok=True)
     except Interrupted:
         raise
     except FlashbackError as error:
         return str(error)
     except Exception as problem:
         job.folder.mkdir(parents=True, exist_ok=True)
-        (job.folder / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
-        return f"{in_one_line(problem)} (see {job.folder / 'failure.txt'})"
+        (job.folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
+        return f"{in_one_line(problem)} (see {job.folder / FAILURE})"
     return None
+
+
+def attempt_here(job: Job, observer: Observer) -> str | None:
+    problem = attempt(job, observer)
+    observer(end_of(problem))
+    return problem
 
 
 def attempt_alone(job: Job, observer: Observer) -> str | None:
     """`attempt` in a process that has just started."""
-    torch.set_num_threads(job.place.threads)
     find_hosts(job.place.host_file)
     return attempt(job, observer)

@@ -6,14 +6,14 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from flashback.training.checkpoints import Interrupted
 from flashback.training.packing import Pace
-from flashback.training.trainer import Observer
+from flashback.training.trainer import Event, Observer
 
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
 DIED = "its process ended without a word; was it out of memory?"
@@ -31,12 +31,13 @@ def run_in_processes(
     problems: dict[str, str | None] = dict.fromkeys(jobs, DIED)
     running: dict[Any, tuple[str, BaseProcess, Observer]] = {}
     try:
-        with interrupted_by_sigterm():
+        with interrupted_by_signals():
             while waiting or running:
                 while waiting and len(running) < pace.limit:
                     name = waiting.pop(0)
                     pipe, process = start(work, jobs[name])
                     running[pipe] = name, process, watch(name)
+                    pace.started(name)
                 for ready in wait(list(running)):
                     name, process, observer = running[ready]
                     kind, value = receive(ready)
@@ -50,6 +51,7 @@ def run_in_processes(
                     else:
                         process.join()
                         pace.ended(name)
+                        observer(end_of(problems[name]))
                         del running[ready]
     except KeyboardInterrupt:
         raise Interrupted from None
@@ -68,12 +70,25 @@ def start(work: Work, job: Any) -> tuple[Connection, BaseProcess]:
     return receiver, process
 
 
+def end_of(problem: str | None) -> Event:
+    """What an observer of a run hears last."""
+    return {"event": "end", "problem": problem}
+
+
 def serve(work: Work, job: Any, pipe: Connection) -> None:
     """What a process does: the work, telling the parent of its events and of its end."""
+
+    def tell(kind: str, value: Any = None) -> None:
+        try:
+            pipe.send((kind, value))
+        except OSError:  # the parent is gone: save the state and end, as it would have asked
+            signal.raise_signal(signal.SIGTERM)
+
     try:
-        pipe.send(("end", work(job, lambda event: pipe.send(("event", dict(event))))))
+        tell("end", work(job, lambda event: tell("event", dict(event))))
     except Interrupted:
-        pipe.send(("interrupted", None))
+        with suppress(OSError):
+            pipe.send(("interrupted", None))
 
 
 def receive(pipe: Any) -> tuple[str, Any]:
@@ -101,9 +116,9 @@ def ignoring_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM stops the parent as Ctrl-C does; killed by it, it would leave its processes alone."""
-    with handling(signal.SIGTERM, signal.default_int_handler):
+def interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM and a closed terminal stop the parent as Ctrl-C does; killed, it would leave its processes alone."""
+    with handling(signal.SIGTERM, signal.default_int_handler), handling(signal.SIGHUP, signal.default_int_handler):
         yield
 
 

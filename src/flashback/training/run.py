@@ -26,12 +26,18 @@ from flashback.records import RunFolder, differing_keys, is_finished, read_confi
 from flashback.training.checkpoints import Checkpoints
 from flashback.training.trainer import History, Observer, Trainer, TrainingResult
 
+LACK_OF_MEMORY = (
+    "the device has run out of memory; lower training.batch_size or training.evaluation_batch, or what the host keeps"
+)
+
 
 def select_device(name: str = "auto") -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
-        raise FlashbackError(f"--device is auto, cpu or cuda, not '{name}'")
+        raise FlashbackError(
+            f"--device is auto, cpu or cuda, not '{name}'; of several GPUs, CUDA_VISIBLE_DEVICES chooses one"
+        )
     if name == "cuda" and not torch.cuda.is_available():
         raise FlashbackError("--device cuda: no CUDA device is there; use cpu or auto")
     return torch.device(name)
@@ -158,10 +164,7 @@ def saying_what_to_lower() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_lack_of_memory(error):
             raise
-        raise FlashbackError(
-            "the device has run out of memory; lower training.batch_size or training.evaluation_batch, "
-            "or what the host keeps"
-        ) from None
+        raise FlashbackError(LACK_OF_MEMORY) from None
 
 
 def is_lack_of_memory(error: Exception) -> bool:
@@ -192,8 +195,14 @@ def compare_surroundings(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
 
 
 def prepare_device(config: RunConfig, device: torch.device, precision: str) -> None:
-    """Deterministic by default; `fast` gives that up for speed."""
+    """Deterministic by default; `fast` gives that up for speed.
+
+    On a CPU one thread, unless OMP_NUM_THREADS asks for more: sums depend on how many share them, small networks gain
+    little from a second one, and lose much where others use the machine.
+    """
     if device.type != "cuda":
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
     torch.use_deterministic_algorithms(not config.fast)

@@ -14,10 +14,10 @@ from flashback.config import build, read_yaml, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import check_free, configure
-from flashback.training.jobs import FLASHBACK, Job, Place, carry_out, is_finished
-from flashback.training.trainer import Observer
+from flashback.training.jobs import FLASHBACK, Job, Place, carry_out, gets_another_chance, is_finished
+from flashback.training.trainer import Event, Observer
 
-DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"
+STATES = DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,17 @@ def run_sweep(
 
     def observe(name: str) -> Observer:
         outcome.states[name] = RUNNING
-        return watch(outcome, name)
+        shown = watch(outcome, name)
+
+        def note(event: Event) -> None:
+            if event["event"] == "end":
+                problem = event["problem"]
+                outcome.states[name] = DONE if problem is None else WAITING if gets_another_chance(problem) else FAILED
+            shown(event)
+
+        return note
 
     missing = [job for job in planned if outcome.states[job.name] == WAITING]
     outcome.failures = carry_out(missing, jobs, observe)
-    for job in missing:
-        outcome.states[job.name] = FAILED if job.name in outcome.failures else DONE
+    outcome.states |= dict.fromkeys(outcome.failures, FAILED)
     return outcome
