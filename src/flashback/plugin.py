@@ -123,7 +123,8 @@ class Flashback:
         if self.settings.support == "host":
             return own
         samples = "memory" if self.settings.support == "memory" else own.samples
-        return replace(own, columns=slice(0, self.host.task.seen.stop), samples=samples)
+        columns = own.columns if own.columns == slice(None) else slice(0, self.host.task.seen.stop)  # never fewer
+        return replace(own, columns=columns, samples=samples)
 
     def take_snapshot(self) -> None:
         """The state to flash back to: everything the host mutates, after the main stage has begun."""

@@ -146,8 +146,8 @@ def test_settings_may_be_given_beside_the_configuration() -> None:
         ("icarl", "all", slice(0, 5), "all", ModelKnowledge),
         ("icarl", "memory", slice(0, 5), "memory", ReplayedTargets),
         ("der", "host", slice(None), "memory", ReplayedTargets),
-        ("der", "all", slice(0, 5), "memory", ReplayedTargets),
-        ("der", "memory", slice(0, 5), "memory", ReplayedTargets),
+        ("der", "all", slice(None), "memory", ReplayedTargets),
+        ("der", "memory", slice(None), "memory", ReplayedTargets),
     ],
 )
 def test_support(name: str, support: str, columns: slice, samples: str, kind: type) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from flashback import FlashbackError, Trainer
 from flashback.hosts import Step
 from flashback.hosts.losses import margin_ranking
-from flashback.knowledge import Support
+from flashback.knowledge import Support, cosine_distance
 from flashback.nets import Output
 from flashback.training.trainer import Position
 from helpers import quick_flashback, quick_host, tiny_benchmark
@@ -276,8 +276,8 @@ def test_both_anchors_pull_towards_one_point_between_them(alpha_s, alpha_p):
 # ---------------------------------------------------------------- balanced fine-tuning
 
 
-@pytest.mark.parametrize(("finetune", "tuned"), [("seen", {0, 1}), ("current", {1})])
-def test_finetuning_moves_class_vectors_and_sigma_alone(finetune, tuned):
+@pytest.mark.parametrize(("finetune", "tuned"), [("seen", {block(0), block(1)}), ("current", {block(1), "head.sigma"})])
+def test_finetuning_moves_the_classifier_alone(finetune, tuned):
     benchmark = tiny_benchmark()
     host = quick_host("lucir", benchmark, host__finetune=finetune, **HARSH)
     trainer = before_second_task(host, benchmark)
@@ -285,25 +285,52 @@ def test_finetuning_moves_class_vectors_and_sigma_alone(finetune, tuned):
     run_stage(trainer, learn, 0)
     before = state_of(host)
     run_stage(trainer, balanced, 1)
-    assert changed(before, host) == {f"net.{name}" for name in {"head.sigma", *map(block, tuned)}}
+    assert changed(before, host) == {f"net.{name}" for name in tuned}
     spent = trainer.history.budget[-1]
     assert spent["images"] == 2 * host.memory.filled  # every epoch the whole memory
     labels = balanced.stream().labels
     assert torch.bincount(labels).tolist() == [14 // 5] * 5
 
 
-def test_finetuning_sees_batch_statistics():
+@pytest.mark.parametrize(("finetune", "in_training_mode"), [("seen", False), ("current", True)])
+def test_finetuning_sees_the_statistics_of_the_net_or_of_the_batch(finetune, in_training_mode):
     benchmark = tiny_benchmark()
-    host = quick_host("lucir", benchmark, **HARSH)
+    host = quick_host("lucir", benchmark, host__finetune=finetune, **HARSH)
     trainer = before_second_task(host, benchmark)
     host.train()
     with torch.no_grad():
         batch = batch_of(host, benchmark.tasks[1].train)
+        before = state_of(host)
         features = host.stages()[1].forward(batch).output.features
-        assert not torch.equal(features, host.embed(batch.raw, lambda output: output.features))
+        assert host.net.training
+        assert changed(before, host) == set()  # no statistics move
         begin(trainer, host.stages()[0])
-        host.train()
-        torch.testing.assert_close(features, host.net(batch.x).features)
+        seen = {}
+        for mode in (False, True):  # a training pass moves the statistics, so it comes last
+            host.train(mode)
+            seen[mode] = host.net(batch.x).features
+        torch.testing.assert_close(features, seen[in_training_mode])
+        assert not torch.allclose(features, seen[not in_training_mode])
+
+
+def test_a_finetuning_without_milestones_keeps_its_rate():
+    benchmark = tiny_benchmark()
+    host = quick_host("lucir", benchmark, host__finetune_milestones=(), **HARSH)
+    host.enter(benchmark.tasks[1])
+    balanced = host.stages()[1]
+    assert {balanced.optimisation.rate(epoch, 20) for epoch in range(20)} == {0.01}
+
+
+def test_replayed_knowledge_is_the_direction_of_the_features():
+    """Half the squared distance of unit vectors is 1 - cos, the distance LUCIR has everywhere else."""
+    benchmark = tiny_benchmark()
+    host = quick_host("lucir", benchmark, **HARSH)
+    features = torch.randn(4, host.net.backbone.width, generator=torch.Generator().manual_seed(0))
+    anchor = torch.randn(4, host.net.backbone.width, generator=torch.Generator().manual_seed(1))
+    first, second = (host.response(Output(x, x)) for x in (features, anchor))
+    assert first.shape[1] == host.response_width()
+    half = (first - second).square().sum(dim=1).mean() / 2
+    torch.testing.assert_close(half, cosine_distance(features, anchor))
 
 
 def test_less_forget_term_has_no_gradient_in_the_finetuning():

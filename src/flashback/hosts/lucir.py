@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flashback.config import above_zero, at_least_one, not_negative, within
@@ -18,7 +19,7 @@ from flashback.hosts.losses import margin_ranking
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, cosine_distance
 from flashback.memory import class_means
-from flashback.nets import CosineNet, CosineOutput, untracked_batchnorm
+from flashback.nets import CosineNet, CosineOutput, Output, evaluating, untracked_batchnorm
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,12 @@ class LUCIRSettings(ExemplarSettings):
     margin: float = 0.5  # m, between the cosine to the own class and those to the hardest new ones
     margin_weight: float = 1.0
     imprint_view: Literal["plain", "train"] = "plain"  # the view of the images that imprint new class vectors
-    finetune: Literal["seen", "current", "none"] = "seen"  # class vectors of the balanced fine-tuning
+    # Class vectors of the balanced fine-tuning: all, with batch-norm statistics and sigma held (the original), or those
+    # of the task, with statistics of the batch and sigma trained (Mammoth).
+    finetune: Literal["seen", "current", "none"] = "seen"
     finetune_epochs: int = 20
     finetune_lr: float = 0.01
+    finetune_milestones: tuple[float, ...] = (0.5,)  # shares of these epochs at which the rate falls to a tenth
 
     def check(self) -> None:
         super().check()
@@ -39,6 +43,7 @@ class LUCIRSettings(ExemplarSettings):
         at_least_one(self, "hardest")
         within(self.finetune_epochs >= 1, "host.finetune_epochs is at least 1; host.finetune=none leaves the stage out")
         above_zero(self, "finetune_lr")
+        within(all(0 < m <= 1 for m in self.finetune_milestones), "host.finetune_milestones are shares in (0, 1]")
 
 
 @HOSTS.register("lucir")
@@ -79,16 +84,18 @@ class LUCIR(ExemplarHost):
         self.net.blocks()[self.task.index].copy_(length * directions)
 
     def balanced_finetuning(self) -> Stage:
-        """Class vectors and sigma alone, on the exemplars, of which every class has as many."""
-        first = 0 if self.settings.finetune == "seen" else self.task.index
+        """The classifier alone, on the exemplars, of which every class has as many."""
+        settings, all_seen = self.settings, self.settings.finetune == "seen"
+        tuned = range(0 if all_seen else self.task.index, self.task.index + 1)
+        mode = evaluating if all_seen else untracked_batchnorm
         return self.later_stage(
             "balanced fine-tuning",
-            self.settings.finetune_epochs,
-            {"lr": self.settings.finetune_lr, "schedule": "step", "milestones": (0.5,), "gamma": 0.1},
+            settings.finetune_epochs,
+            {"lr": settings.finetune_lr, "schedule": "step", "milestones": settings.finetune_milestones, "gamma": 0.1},
             stream=self.memory_stream,
-            forward=untracked_batchnorm(self.net)(self.forward),
+            forward=mode(self.net)(self.forward),
             losses=self.classification,  # the less-forget term has no gradient here: features stand still
-            allocate=lambda: self.net.train_only(range(first, self.task.index + 1), backbone=False),
+            allocate=lambda: self.net.train_only(tuned, backbone=False, sigma=not all_seen),
         )
 
     # ------------------------------------------------------------ losses
@@ -121,6 +128,13 @@ class LUCIR(ExemplarHost):
     def plasticity_support(self) -> Support:
         """The features of the whole batch. The factor is not in the paper but in its authors' experiments."""
         return Support(weight=self.settings.lambda_base / math.sqrt(self.task.index))
+
+    def response(self, output: Output) -> Tensor:
+        """Replayed knowledge is a direction too: for unit vectors 1 - cos is half the squared distance."""
+        return F.normalize(output.features)
+
+    def response_width(self) -> int:
+        return self.net.backbone.width
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """The less-forget constraint (Section 3.3): features keep their direction."""

@@ -50,8 +50,9 @@ class CosineNet(Net):
         """The class vectors of each task."""
         return [parameter for parameter in self.head.parameters() if parameter is not self.head.sigma]
 
-    def train_only(self, blocks: range, backbone: bool) -> None:
+    def train_only(self, blocks: range, backbone: bool, sigma: bool = True) -> None:
         """Weight decay and momentum never see what is left out here."""
         self.backbone.requires_grad_(backbone)
+        self.head.sigma.requires_grad_(sigma)
         for task, block in enumerate(self.blocks()):
             block.requires_grad_(task in blocks)

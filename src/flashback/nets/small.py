@@ -30,4 +30,5 @@ class SmallCNN(Backbone):
 
 @NETS.register("smallcnn")
 def smallcnn(image_shape: Shape) -> Backbone:
+    """Four convolutions, for images below 32 pixels and for a CPU."""
     return SmallCNN(image_shape[0])
