@@ -138,6 +138,7 @@ class RunConfig:
     compile: bool | None = None  # on CUDA, compile the backbones of the captured step; None: when the run is long
 
     def check(self) -> None:
+        within(self.seed >= 0, f"the seed is {self.seed}; give one from 0")
         for section in (self.host, self.benchmark, self.training, self.flashback, self.checkpoint):
             section.check()
         if self.flashback.enabled:

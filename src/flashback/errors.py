@@ -5,6 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+NEAR = 0.7  # how alike two names are, from 0 to 1, if one may be meant by the other
+ELSEWHERE = {  # where else names of a kind come from
+    "host": "hosts from a file need --host-file",
+    "sweep": "there is no file of that name either",
+}
+
 
 class FlashbackError(Exception):
     """Bad input. The command line prints the message alone and exits with code 2."""
@@ -13,6 +19,8 @@ class FlashbackError(Exception):
 def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     """The error for a name that does not exist, with the nearest one that does."""
     options = sorted(known)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(options) or 'none'}."
-    return FlashbackError(f"unknown {kind} '{name}'; {hint}")
+    section = name.rpartition(".")[0]  # one that all options share makes none of them alike
+    shared = len(section) if all(option.startswith(f"{section}.") for option in options) else 0
+    near = difflib.get_close_matches(name[shared:], [option[shared:] for option in options], n=1, cutoff=NEAR)
+    hint = f"did you mean '{name[:shared]}{near[0]}'?" if near else f"known: {', '.join(options) or 'none'}"
+    return FlashbackError(f"unknown {kind} '{name}'; {hint}" + (f" ({ELSEWHERE[kind]})" if kind in ELSEWHERE else ""))

@@ -118,8 +118,13 @@ def test_validation_images_are_cut_per_class_from_the_training_set(npz: Callable
 
 @pytest.mark.parametrize("validation", [-0.1, 1.0, 1.5])
 def test_validation_must_be_a_fraction(validation: float) -> None:
-    with pytest.raises(FlashbackError, match=f"validation is {validation} and seed 0; give a fraction"):
+    with pytest.raises(FlashbackError, match=f"validation is {validation}; give a fraction"):
         load_benchmark("split-fashion-mini", validation=validation)
+
+
+def test_the_seed_is_not_negative() -> None:
+    with pytest.raises(FlashbackError, match="the seed is -1; give one from 0"):
+        load_benchmark("split-fashion-mini", seed=-1)
 
 
 def test_validation_leaves_something_to_train_on(npz: Callable) -> None:

@@ -46,7 +46,7 @@ def refusal(values: dict[str, Any]) -> str:
         ({"trainig": {}}, "unknown key 'trainig'; did you mean 'training'?"),
         ({"training": {"epoch": 3}}, "unknown key 'training.epoch'; did you mean 'training.epochs'?"),
         ({"host": {"name": "icarl", "memory": 3}}, "unknown key 'host.memory'; did you mean 'host.memory_size'?"),
-        ({"host": {"name": "icrl"}}, "unknown host 'icrl'; did you mean 'icarl'?"),
+        ({"host": {"name": "icrl"}}, "unknown host 'icrl'; did you mean 'icarl'? (hosts from a file need --host-file)"),
         ({"training": 3}, "training is a mapping of keys, not 3"),
         ({"training": None}, "training is a mapping of keys, not None"),
         ({"training": {"epochs": 3.0}}, "training.epochs is a whole number, not 3.0"),
@@ -192,7 +192,9 @@ def run_configs() -> st.SearchStrategy[RunConfig]:
         support=st.sampled_from(["host", "all", "memory"]),
     )
     hosts = st.sampled_from(sorted(HOSTS)).map(lambda name: HOSTS[name].Settings(name=name))
-    return st.builds(RunConfig, host=hosts, benchmark=benchmark, training=training, flashback=flashback, seed=whole)
+    return st.builds(
+        RunConfig, host=hosts, benchmark=benchmark, training=training, flashback=flashback, seed=st.integers(0, 2**62)
+    )
 
 
 @settings(deadline=None)

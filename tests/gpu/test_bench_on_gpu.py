@@ -33,7 +33,7 @@ def test_steps_of_every_mode_and_a_whole_run() -> None:
 
 
 def test_runs_at_a_time_on_one_gpu() -> None:
-    choice = Choice(sections=(), packed=(2,), tasks=2, epochs=2, flashback=False)
+    choice = Choice(sections=("packed",), packed=(2,), tasks=2, epochs=2, flashback=False)
     found = bench(choice, device="cuda")
     assert found.failures == {}
     assert found.packed[0].images_per_second > 0

@@ -16,6 +16,7 @@ from flashback.metrics import (
     paired_test,
     verdict,
 )
+from flashback.metrics.statistics import holm
 
 # Average accuracies printed in the paper: the host, and with flashback; class- (CI) and task-incremental (TI).
 PRINTED = {
@@ -112,6 +113,7 @@ def test_pairs_are_found_by_seed() -> None:
 def test_where_no_test_is_possible(host: list[float], flashback: list[float], difference: float, pairs: int) -> None:
     test = paired_test(host, flashback)
     assert (test.t, test.p, test.pairs) == (None, None, pairs)
+    assert (test.low, test.high) == (None, None)  # equal differences do not make a value certain
     assert test.difference == (None if difference is None else pytest.approx(difference))
 
 
@@ -119,6 +121,33 @@ def test_over_tasks_pairs_the_average_after_each_task() -> None:
     host = [[80.0], [60.0, 70.0], [40.0, 50.0, 60.0]]
     flashback = [[80.0], [64.0, 72.0], [46.0, 50.0, 69.0]]
     assert paired_over_tasks(host, flashback) == paired_test([80.0, 65.0, 50.0], [80.0, 68.0, 55.0], unit="task")
+
+
+@pytest.mark.parametrize(
+    ("values", "adjusted"),
+    [
+        ([], []),
+        ([0.03], [0.03]),
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),  # 0.04 alone would stay below 0.03 counted twice
+        ([0.9, 0.001, 0.6], [1.0, 0.003, 1.0]),
+    ],
+)
+def test_holm_by_hand(values: list[float], adjusted: list[float]) -> None:
+    assert holm(values) == pytest.approx(adjusted)
+
+
+def test_holm_rejects_what_its_steps_reject() -> None:
+    """Holm's own form: go from the smallest p up, comparing with 0.05 / (tests left), and stop at the first above."""
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        values = (draw.random(draw.integers(1, 9)) ** 4).tolist()
+        left, rejected = len(values), set()
+        for k in np.argsort(values):
+            if values[k] > 0.05 / left:
+                break
+            rejected.add(k)
+            left -= 1
+        assert {k for k, p in enumerate(holm(values)) if p <= 0.05} == rejected
 
 
 def made(difference: float, p: float | None, pairs: int) -> PairedTest:

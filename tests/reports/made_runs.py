@@ -135,8 +135,9 @@ def write_comparison(
     return folder
 
 
-def write_similarity(folder: Path) -> None:
+def write_similarity(folder: Path, host: str = "icarl", seeds: Sequence[int] = (123, 123)) -> None:
     values = {"host": [0.61, 0.58, 0.52, 0.44], "flashback": [0.66, 0.61, 0.58, 0.51]}
     layers = ["stage4.0.conv1", "stage4.0.conv2", "stage4.1.conv1", "stage4.1.conv2"]
-    content = {"layers": layers, "old": values, "new": {arm: [v + 0.1 for v in row] for arm, row in values.items()}}
+    content = {"host": host, "seeds": dict(zip(values, seeds, strict=True)), "layers": layers, "old": values}
+    content["new"] = {arm: [value + 0.1 for value in row] for arm, row in values.items()}
     (folder / "cka.json").write_text(json.dumps(content), encoding="utf-8")

@@ -185,7 +185,9 @@ def test_text_from_files_stays_text(tmp_path: Path) -> None:
     write_run(tmp_path / "other", made_config(EVIL, EVIL), {setting: made_matrix(4) for setting in SETTINGS})
     log = [{"event": "epoch", "task": 0, "stage": EVIL, "epoch": 0, "epochs": 1, "losses": {EVIL: 1.0}}]
     write_run(tmp_path / "log", made_config("icarl"), {setting: made_matrix(4) for setting in SETTINGS}, log=log)
-    (tmp_path / "runs" / "cka.json").write_text(json.dumps({"layers": [EVIL], "old": {"host": [0.5]}, "new": {}}))
+    seeds = {"host": 0, "flashback": 0}
+    similarity = {"host": EVIL, "seeds": seeds, "layers": [EVIL], "old": {"host": [0.5]}, "new": {}}
+    (tmp_path / "runs" / "cka.json").write_text(json.dumps(similarity))
     text = html_page(read_report([tmp_path]))
     page = Page(text)
     assert [tag for tag, _ in page.tags].count("script") == 2

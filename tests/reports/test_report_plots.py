@@ -7,21 +7,22 @@ from made_runs import SETTINGS, made_config, made_matrix, write_comparison, writ
 from PIL import Image
 
 from flashback.reports import read_report, write_plots
-from flashback.reports.plots import file_name
+from flashback.reports.plots import folder_name
 
 
 def test_every_chart_is_written_as_png_and_pdf(tmp_path: Path) -> None:
     write_comparison(tmp_path / "runs", seeds=2)
     write_similarity(tmp_path / "runs")
-    written = write_plots(read_report([tmp_path / "runs"]), tmp_path / "plots")
-    stems = {path.stem for path in written}
+    plots = tmp_path / "plots"
+    written = write_plots(read_report([tmp_path / "runs"]), plots)
     settings = ("class-incremental", "task-incremental")
-    assert stems == {
-        *(f"answers-{setting}" for setting in settings),
-        *(f"icarl-on-split-cifar100-{kind}-{s}" for kind in ("accuracy", "matrices", "balance") for s in settings),
-        "icarl-on-split-cifar100-losses", "icarl-on-split-cifar100-budget", "runs-cka",
-    }  # fmt: skip
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(path.name for path in written)
+    own = [f"{kind}-{setting}" for kind in ("accuracy", "matrices", "balance") for setting in settings]
+    names = [f"answers-{setting}" for setting in settings]
+    names += [f"icarl-on-split-cifar100/{name}" for name in (*own, "losses", "budget")]
+    names += ["cka-icarl-seed-123/cka"]
+    files = {path.relative_to(plots).as_posix() for path in written}
+    assert files == {f"{name}.{suffix}" for name in names for suffix in ("png", "pdf")}
+    assert {path for path in plots.rglob("*") if path.is_file()} == set(written)
     for path in written:
         if path.suffix == ".png":
             with Image.open(path) as image:
@@ -37,12 +38,31 @@ def test_names_are_not_mathematics_and_not_paths(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", made_config("../$\\frac{x$"), matrices)
     (tmp_path / "runs" / "a" / "log.jsonl").unlink()
     written = write_plots(read_report([tmp_path / "runs"]), tmp_path / "plots")
-    assert {path.parent for path in written} == {tmp_path / "plots"}
+    assert {path.parent for path in written} == {tmp_path / "plots" / "frac-x-on-split-cifar100"}
     kinds = ("accuracy-class-incremental", "accuracy-task-incremental", "budget")
     kinds += ("matrices-class-incremental", "matrices-task-incremental")
-    assert {path.stem for path in written} == {f"frac-x-on-split-cifar100-{kind}" for kind in kinds}
+    assert {path.stem for path in written} == set(kinds)
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_names_leave_room_for_the_charts_and_their_kind(tmp_path: Path) -> None:
+    """Two settings of flashback with a name far longer than a folder's or a title's."""
+    for alpha in (0.1, 0.2):
+        schedule = f"{'step and wait, ' * 20}{alpha}"
+        write_comparison(tmp_path / "runs" / str(alpha), seeds=2, flashback__alpha=alpha, training__schedule=schedule)
+    report = read_report([tmp_path / "runs"])
+    assert min(len(pairing.name) for pairing in report.pairings) > 300
+    written = write_plots(report, tmp_path / "plots")
+    folders = {path.parent for path in written} - {tmp_path / "plots"}
+    assert len(folders) == 2
+    assert max(len(folder.name) for folder in folders) < 130
+    for folder in folders:
+        assert (folder / "accuracy-class-incremental.png").exists()
+        assert (folder / "losses.pdf").exists()
+    with Image.open(tmp_path / "plots" / "answers-class-incremental.png") as image:
+        assert max(image.size) < 3000
 
 
 def test_no_name_is_given_twice() -> None:
     taken: set[str] = set()
-    assert [file_name(text, taken) for text in ("a b", "A/B", "a-b", "…")] == ["a-b", "a-b-2", "a-b-3", "plot"]
+    assert [folder_name(text, taken) for text in ("a b", "A/B", "a-b", "…")] == ["a-b", "a-b-2", "a-b-3", "plots"]

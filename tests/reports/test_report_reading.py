@@ -208,19 +208,37 @@ def test_similarities_are_read(tmp_path: Path) -> None:
     (similarity,) = find([tmp_path]).similarities
     assert similarity.layers[0] == "stage4.0.conv1"
     assert similarity.values["old"]["flashback"] == [0.66, 0.61, 0.58, 0.51]
+    assert similarity.title == "icarl, seed 123"
+
+
+def test_a_similarity_of_two_seeds_says_so(tmp_path: Path) -> None:
+    write_similarity(tmp_path, "oewc", seeds=(1, 2))
+    assert find([tmp_path]).similarities[0].title == "oewc, seeds 1 and 2"
+
+
+OF = '{"host": "icarl", "seeds": {"host": 1, "flashback": 1}, '
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["{", "[]", '{"layers": ["a"]}', '{"layers": ["a"], "old": {"host": [0.1, 0.2]}, "new": {}}',
-     '{"layers": [], "old": {}, "new": {}}', '{"layers": ["a"], "old": {"host": ["x"]}, "new": {}}'],
-)  # fmt: skip
-def test_broken_similarities_are_named(content: str, tmp_path: Path) -> None:
+    ("content", "reason"),
+    [
+        ("{", "is not readable as JSON"),
+        ("[]", "names no layers"),
+        ('{"layers": ["a"], "old": {"host": [0.1]}, "new": {}}', "does not say of which host and seeds it is"),
+        ('{"host": "icarl", "seeds": {"host": 1}, "layers": ["a"]}', "does not say of which host and seeds it is"),
+        (OF + '"layers": ["a"]}', "holds no values for old images"),
+        (OF + '"layers": ["a"], "old": {"host": [0.1, 0.2]}, "new": {}}', "does not hold one similarity for each"),
+        (OF + '"layers": ["a"], "old": {"host": ["x"]}, "new": {}}', "does not hold one similarity for each"),
+        (OF + '"layers": [], "old": {}, "new": {}}', "holds no values"),
+    ],
+)
+def test_broken_similarities_are_named(content: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "cka.json").write_text(content)
     found = find([tmp_path])
     assert not found.similarities
     assert list(found.skipped) == ["inner/cka.json"]
+    assert found.skipped["inner/cka.json"].startswith(reason)
 
 
 def test_further_classifiers_are_kept_beside_the_own_one(tmp_path: Path) -> None:

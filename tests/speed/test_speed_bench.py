@@ -16,6 +16,7 @@ from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
 from flashback.speed import Bench, Choice, bench, measuring, read_bench, setup
 from flashback.speed.figures import Case, Speed, write_bench
+from flashback.training import Interrupted
 
 STEPS = Choice(hosts=("icarl", "finetune"), sections=("steps",))
 
@@ -155,12 +156,20 @@ def test_by_itself_every_host_is_measured_in_both_arms(taken: list[str]) -> None
     ("words", "sentence"),
     [
         ("icral", "unknown host 'icral'; did you mean 'icarl'?"),
-        ("--run-host nobody", "unknown host 'nobody'"),
         ("joint", "joint does not learn task by task"),
         ("--mode fast", "only --mode eager can be measured on a CPU"),
         ("--mode quick", "unknown mode 'quick'"),
         ("--only everything", "unknown section 'everything'"),
         ("--only packed", "--only packed needs --packed"),
+        ("icarl --only parts", "the name of a host does nothing here; it needs --only steps or runs or packed"),
+        ("--batch 8 --only parts", "--batch does nothing here"),
+        ("--mode eager --only parts", "--mode does nothing here"),
+        ("--no-flashback --only parts", "--flashback or --no-flashback does nothing here"),
+        ("finetune --flashback", "--flashback does nothing here; finetune cannot take it"),
+        ("--epochs 3 --only steps", "--epochs does nothing here; it needs --only runs or packed"),
+        ("--tasks 3 --only steps --only parts", "--tasks does nothing here; it needs --only runs or packed"),
+        ("--cold --only packed --packed 2", "--cold does nothing here; it needs --only runs"),
+        ("--packed 2 --only runs", "--packed does nothing here; it needs --only packed"),
         ("--packed 0", "--packed is at least 1"),
         ("--batch 0", "a batch has at least 1 image"),
         ("--epochs 1", "--epochs is at least 2"),
@@ -168,7 +177,7 @@ def test_by_itself_every_host_is_measured_in_both_arms(taken: list[str]) -> None
         ("--precision bf16", "needs a CUDA device"),
         ("--precision half", "training.precision is one of fp32, tf32, bf16"),
         ("--read bench.txt", "--read takes the .json file of a bench"),
-        ("--read nowhere.json", "holds no figures of a bench"),
+        ("--read nowhere.json", "there is no file nowhere.json"),
     ],
 )
 def test_bad_choices_are_refused_in_a_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +187,41 @@ def test_bad_choices_are_refused_in_a_sentence(words: str, sentence: str, capsys
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+def test_names_and_batches_are_for_every_section(monkeypatch: pytest.MonkeyPatch, taken: list[str]) -> None:
+    """By themselves, whole runs are of one host at one batch size."""
+
+    def pretend(found: Bench, setup: object, case: Case) -> str:
+        taken.append(case.label)
+        return ""
+
+    monkeypatch.setattr(measuring, "take_run", pretend)
+    monkeypatch.setattr(measuring, "take_packed", pretend)
+    length = "3 tasks of 2 epochs, own cache"
+    named = Choice(hosts=("finetune",), batches=(8, 16), packed=(2,))
+    bench(replace(named, sections=("runs", "packed")), device="cpu")
+    runs = [f"whole run of finetune, batch {batch}, eager, {length}" for batch in (8, 16)]
+    assert taken == [*runs, *(f"2 at a time: {label}" for label in runs)]
+    taken.clear()
+    bench(Choice(sections=("runs",)), device="cpu")
+    assert taken == [f"whole run of {method}, batch 32, eager, {length}" for method in ("icarl", "icarl + flashback")]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Interrupted])
+@pytest.mark.parametrize("kept", [False, True])
+def test_ctrl_c_promises_to_go_on_only_where_figures_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stop: type, kept: bool
+) -> None:
+    def interrupted(setup: Any, case: Case) -> Speed:
+        raise stop
+
+    monkeypatch.setattr(measuring, "steady_state", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "--device", "cpu", "--only", "steps", *(["--out", str(tmp_path)] if kept else [])])
+    assert end.value.code == 130
+    promise = "; the same command goes on where it stopped" if kept else ""
+    assert capsys.readouterr().err == f"interrupted{promise}\n"
 
 
 def test_the_command_prints_tables_and_reads_them_again(

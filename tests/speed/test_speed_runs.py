@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import BrokenBarrierError
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_the_made_tasks_have_the_size_asked_for() -> None:
 
 def test_runs_at_a_time_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "ON_CPU", SIZE)
-    choice = Choice(sections=(), packed=(2,), run_batch=16, tasks=2, epochs=3, flashback=False)
+    choice = Choice(sections=("packed",), packed=(2,), batches=(16,), tasks=2, epochs=3, flashback=False)
     (packed,) = bench(choice, device="cpu", out=tmp_path).packed
     assert (packed.count, packed.mps) == (2, False)
     assert packed.images == 2 * images_of(replace(CASE, tasks=2))
@@ -126,16 +127,9 @@ def test_cold_runs_are_measured_again_unless_both_are_there(
 
 def test_runs_of_another_length_stand_beside_each_other(jobs: list[Job], tmp_path: Path) -> None:
     for epochs in (2, 3, 2):
-        choice = Choice(sections=("runs",), run_batch=16, tasks=1, epochs=epochs, flashback=False)
+        choice = Choice(sections=("runs",), batches=(16,), tasks=1, epochs=epochs, flashback=False)
         found = bench(choice, device="cpu", out=tmp_path)
     assert [run.epochs for run in found.runs] == [2, 3]
-
-
-def test_packed_runs_share_the_threads_of_a_cpu(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    case = PackedCase(**vars(replace(CASE, tasks=1, epochs=2, flashback=False)), count=3)
-    measure_packed(HERE, case)
-    assert [job.threads for job in jobs] == [2] * 3
 
 
 class TestFailures:
@@ -145,7 +139,7 @@ class TestFailures:
             measure_run(HERE, CASE)
 
     def test_not_that_of_those_who_waited_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.end_with({"0": "BrokenBarrierError", "1": "out of memory"}, monkeypatch)
+        self.end_with({"0": runs.NEVER_STARTED, "1": "out of memory"}, monkeypatch)
         with pytest.raises(FlashbackError, match="out of memory"):
             measure_packed(HERE, PackedCase(**vars(CASE), count=2))
 
@@ -157,9 +151,18 @@ class TestFailures:
                 self.aborted = True
 
         start: Any = Start()
-        job = Job(HERE, replace(CASE, host="nobody"), 1, start=start)
+        job = Job(HERE, replace(CASE, host="nobody"), start=start)
         assert runs.serve(job, lambda event: pytest.fail("there is nothing to tell")) is not None
         assert start.aborted
+
+    def test_one_that_waited_in_vain_says_so(self) -> None:
+        class Start:
+            def wait(self, seconds: float) -> None:
+                raise BrokenBarrierError
+
+        start: Any = Start()
+        job = Job(HERE, replace(CASE, tasks=1), start=start)
+        assert runs.serve(job, lambda event: pytest.fail("there is nothing to tell")) == runs.NEVER_STARTED
 
     def end_with(self, problems: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runs, "run_in_processes", lambda *_: problems)

@@ -75,10 +75,22 @@ def test_parts_and_knowledge() -> None:
     assert sheet(bench, "Knowledge").rows == [["icarl", "2", "5,000", "4,000"]]
 
 
-def test_what_is_not_known_has_no_column() -> None:
+def test_what_is_not_known_has_no_column_row_or_note() -> None:
     bench = made_bench()
-    bench.speeds = [replace(speed, peak_bytes=0) for speed in bench.speeds]
-    assert "peak MiB" not in sheet(bench, "Training step").columns
+    known = sheet(bench, "Training step")
+    assert "peak MiB" in known.columns
+    assert known.note.endswith("Peak: of all these modes.")
+    bench.speeds = [replace(speed, peak_bytes=0) for speed in bench.speeds if not speed.flashback]
+    bench.runs = [replace(run, per_task=[replace(task, peak_bytes=0) for task in run.per_task]) for run in bench.runs]
+    steps = sheet(bench, "Training step")
+    assert "peak MiB" not in steps.columns
+    assert steps.note == ""
+    assert [row[0] for row in sheet(bench, "Tasks of").rows] == [
+        "seconds",
+        "of these in steps",
+        "images",
+        "compilations",
+    ]
 
 
 def test_markdown_has_every_table_and_every_failure() -> None:

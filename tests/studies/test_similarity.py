@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from flashback import configure, run
 from flashback.errors import FlashbackError
 from flashback.metrics import linear_cka
-from flashback.training.similarity import compare_representations, layers_of, load_trained, recorded
+from flashback.training.similarity import (
+    compare_representations,
+    layer_similarity,
+    layers_of,
+    load_trained,
+    recorded,
+)
 
 SETTINGS: dict[str, Any] = {
     "training.epochs": 2,
@@ -37,12 +45,16 @@ def test_both_arms_are_compared_with_the_reference(runs: dict[str, Path], tmp_pa
         for arm in ("host", "flashback"):
             assert len(found[part][arm]) == len(found["layers"]) == 2
             assert all(0 < value < 1 for value in found[part][arm])
+    assert (found["host"], found["reference"]) == ("lwf-mc", "joint")
+    assert found["seeds"] == {"host": 0, "flashback": 0, "reference": 0}
+    assert found["folders"] == {"host": "host", "flashback": "flashback", "reference": "joint"}
     assert found["new"]["host"] != found["new"]["flashback"]
 
 
 def test_a_network_is_like_itself(runs: dict[str, Path]) -> None:
-    found = compare_representations(runs["joint"], runs["host"], runs["joint"], device="cpu")
-    assert found["old"]["host"] == pytest.approx([1.0, 1.0])
+    joint = load_trained(runs["joint"], device="cpu")
+    images = [joint.benchmark.tasks[0].test]
+    assert layer_similarity(joint, joint, images) == pytest.approx([1.0, 1.0])
 
 
 def test_values_agree_with_the_direct_computation(runs: dict[str, Path]) -> None:
@@ -74,3 +86,39 @@ def test_what_cannot_be_compared_is_refused(runs: dict[str, Path], tmp_path: Pat
     run(configure("joint", settings={**SETTINGS, "benchmark.tasks": 3}), out=other, device="cpu")
     with pytest.raises(FlashbackError, match="other tasks"):
         compare_representations(runs["host"], runs["flashback"], other, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        (("flashback", "host", "joint"), "flashback was trained with flashback; the first run is the host alone"),
+        (("host", "host", "joint"), "host was trained without flashback; the second run is the same host with it"),
+        (("joint", "flashback", "joint"), "have the hosts joint and lwf-mc; CKA needs the same host"),
+        (("host", "flashback", "host"), "is a run of lwf-mc, which learns task by task; the reference is one that saw"),
+    ],
+)
+def test_every_run_has_its_place(runs: dict[str, Path], chosen: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(FlashbackError, match=sentence):
+        compare_representations(*(runs[name] for name in chosen), device="cpu")
+
+
+def with_settings(run: Path, folder: Path, **changes: Any) -> Path:
+    """A copy of a run whose record says otherwise."""
+    shutil.copytree(run, folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | changes), encoding="utf-8")
+    return folder
+
+
+def test_runs_on_other_benchmarks_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    config = yaml.safe_load((runs["host"] / "config.yaml").read_text(encoding="utf-8"))
+    other = with_settings(runs["host"], tmp_path / "other", benchmark=config["benchmark"] | {"name": "split-cifar10"})
+    with pytest.raises(FlashbackError, match="the benchmarks split-cifar10 and split-fashion-mini; CKA needs the same"):
+        compare_representations(other, runs["flashback"], runs["joint"], device="cpu")
+
+
+def test_another_seed_is_told(runs: dict[str, Path], tmp_path: Path) -> None:
+    run(configure("lwf-mc", seed=1, settings=SETTINGS), out=tmp_path / "other", device="cpu")
+    with pytest.warns(UserWarning, match="have the seeds 1 and 0: they differ by more than flashback"):
+        found = compare_representations(tmp_path / "other", runs["flashback"], runs["joint"], device="cpu")
+    assert found["seeds"] == {"host": 1, "flashback": 0, "reference": 0}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flashback import configure
+from flashback.cli import main
 from flashback.errors import FlashbackError
 from flashback.training import Interrupted
 from flashback.training import tune as tuning
@@ -40,10 +42,39 @@ def test_the_best_choice_becomes_a_recipe(fake_runs: list[Any], tmp_path: Path) 
     best = tune("icarl", out=tmp_path, trials=30, settings=SETTINGS)
     assert (best.alpha, best.epochs) == (0.1, 1)
     assert all(config.benchmark.validation == 0.1 for config in fake_runs)  # never the test images
-    config = configure("icarl", flashback=True, recipe=str(best.recipe), settings={"training.epochs": 4})
-    assert (config.flashback.alpha, config.flashback.epochs) == (0.1, 1)
-    shipped = configure("icarl", flashback=True, settings={"training.epochs": 4})
-    assert config.training == shipped.training  # everything else as in the shipped recipe
+    assert len(fake_runs) == len(best.trials) == 4 * 2  # all there are: alphas, and E1 up to half of the epochs
+    config = configure("icarl", flashback=True, recipe=str(best.recipe))
+    chosen = {"flashback.alpha": 0.1, "flashback.epochs": 1}
+    shipped = configure("icarl", flashback=True, settings={**SETTINGS, **chosen})
+    assert replace(config, recipe="controlled") == shipped  # tested on the test images, with all that was given
+
+
+def test_only_different_choices_count(fake_runs: list[Any], tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    best = tune("icarl", out=tmp_path, trials=7, settings=SETTINGS)
+    choices = {(trial["alpha"], trial["epochs"]) for trial in best.trials}
+    assert len(choices) == len(best.trials) == len(fake_runs) == 7
+    study = optuna.load_study(study_name="flashback", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert len(study.trials) > 7  # or nothing came up twice, and this test has seen nothing
+
+
+def test_the_command_says_how_to_use_what_it_found(
+    fake_runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    words = ["tune", "icarl", "--out", "out", "--data", "my data", *settings]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--trials", "9"])
+    assert end.value.code == 0
+    *_, all_there_are, use = capsys.readouterr().out.splitlines()
+    assert all_there_are == "These 8 are all choices there are."
+    use_it = "flashback compare icarl --benchmark split-fashion-mini --recipe out/recipe.yaml --data 'my data'"
+    assert use == f"Use it: {use_it}"
+    with pytest.raises(SystemExit):
+        main([*words, "--trials", "8"])
+    assert "all choices" not in capsys.readouterr().out
 
 
 def test_a_study_goes_on(fake_runs: list[Any], tmp_path: Path) -> None:
@@ -100,15 +131,17 @@ def test_an_interrupted_trial_is_made_again(
         raise Interrupted
 
     monkeypatch.setattr(tuning, "run", interrupted)
-    with pytest.raises(Interrupted):
-        tune("icarl", out=tmp_path, trials=1, settings=SETTINGS)
+    for _ in range(3):  # each time the sampler itself would choose another
+        with pytest.raises(Interrupted):
+            tune("icarl", out=tmp_path, trials=1, settings=SETTINGS)
     monkeypatch.setattr(tuning, "run", working)
     assert len(tune("icarl", out=tmp_path, trials=1, settings=SETTINGS).trials) == 1
-    assert fake_runs[0].flashback == fake_runs[1].flashback  # the same choice
+    assert len(fake_runs) == 4
+    assert all(config.flashback == fake_runs[0].flashback for config in fake_runs)  # the same choice
 
 
-@pytest.mark.parametrize("key", ["flashback.enabled", "seed"])
+@pytest.mark.parametrize("key", ["flashback.enabled", "seed", "flashback.alpha", "flashback.epochs"])
 def test_what_tuning_decides_is_refused(key: str, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    with pytest.raises(FlashbackError, match=f"decides {key} itself"):
+    with pytest.raises(FlashbackError, match=f"(decides|chooses) {key} itself"):
         tune("icarl", out=tmp_path, settings={**SETTINGS, key: 1})

@@ -50,10 +50,15 @@ def load_benchmark(
 def _from_path(name: str, sizes: Sequence[int] | None) -> tuple[Spec, Source]:
     """A benchmark of the user's own files; what is published for named ones is read off the images."""
     path = Path(name).expanduser()
-    if not path.exists() and path.suffix != ".npz" and os.sep not in name:
-        BENCHMARKS[name]  # raises the error that suggests the nearest name
+    if not path.exists():
+        if path.suffix != ".npz" and os.sep not in name:
+            BENCHMARKS[name]  # raises the error that suggests the nearest name
+        raise FlashbackError(f"there is no {'file' if path.suffix == '.npz' else 'folder'} {path}; check the path")
     if sizes is None:
-        raise FlashbackError(f"{path} says nothing about tasks; give sizes, such as [2, 2, 2] for 6 classes in 3 tasks")
+        raise FlashbackError(
+            f"{path} says nothing about tasks; give their sizes, such as --set benchmark.sizes=[2,2,2] for 6 classes "
+            "in 3 tasks"
+        )
     read = read_npz if path.suffix == ".npz" or path.is_file() else read_folder
     source = read(path)
     dataset = Dataset(path.stem, len(source.class_names), source.image, (), (), (str(path),), read)
@@ -73,10 +78,10 @@ Part = tuple[Pool, Array]  # a pool and the rows of it that may be used
 
 def _split(source: Source, validation: float, seed: int) -> tuple[Part, Part]:
     """The images to train on and those to test on."""
-    if not 0 <= validation < 1 or seed < 0:
-        raise FlashbackError(
-            f"validation is {validation} and seed {seed}; give a fraction from 0 to below 1, a seed from 0"
-        )
+    if not 0 <= validation < 1:
+        raise FlashbackError(f"validation is {validation}; give a fraction from 0 to below 1")
+    if seed < 0:
+        raise FlashbackError(f"the seed is {seed}; give one from 0")
     everything = np.arange(len(source.train.labels))
     if validation == 0:
         return (source.train, everything), (source.test, np.arange(len(source.test.labels)))

@@ -29,7 +29,7 @@ Benchmark = Annotated[
     typer.Option(help="A name (see `flashback list benchmarks`), an .npz or a folder; default: split-fashion-mini."),
 ]
 Out = Annotated[Path | None, typer.Option(help="The folder for the record; default: under runs/.")]
-Recipe = Annotated[str | None, typer.Option(help="controlled (the default), anchor or as-published.")]
+Recipe = Annotated[str | None, typer.Option(help="controlled (the default), anchor, as-published, or a file.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Give up determinism for speed on a GPU.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
 Track = Annotated[
@@ -47,13 +47,19 @@ def show_version(asked: bool) -> None:
 
 
 @app.callback()
-def options(version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True)] = False) -> None:
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
     """Continual learning, with and without flashbacks."""
 
 
 @app.command("list")
 def list_names(
-    what: Annotated[str | None, typer.Argument(help="hosts, benchmarks, nets or recipes; default: all.")] = None,
+    what: Annotated[
+        str | None, typer.Argument(help="hosts, benchmarks, nets, recipes or sweeps; default: all.")
+    ] = None,
 ) -> None:
     """What there is to choose from."""
     if what is not None and what not in tables.LISTS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -16,6 +18,7 @@ from flashback.speed import Bench, Choice, read_bench, sheets, write_tables
 from flashback.speed import bench as measure
 from flashback.speed.figures import Mode
 from flashback.speed.sheets import Sheet
+from flashback.training import Interrupted
 
 Names = list[str] | None
 Numbers = list[int] | None
@@ -26,24 +29,30 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    hosts: Annotated[Names, typer.Argument(help="Which hosts; default: all.")] = None,
+    hosts: Annotated[Names, typer.Argument(help="Which hosts; default: all, and icarl for whole runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for bench.json, bench.md and bench.png.")] = None,
     device: Device = "auto",
     precision: Annotated[
         str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")
     ] = None,
-    batch: Annotated[Numbers, typer.Option(help="A batch size; may be repeated; default: those of the device.")] = None,
-    mode: Annotated[Names, typer.Option(help="eager, captured or fast; may be repeated; default: all.")] = None,
+    batch: Annotated[
+        Numbers,
+        typer.Option(help="A batch size; may be repeated; default: those of the device, and 32 for whole runs."),
+    ] = None,
+    mode: Annotated[
+        Names,
+        typer.Option(help="eager, captured or fast; may be repeated; default: all, and a run's own for whole runs."),
+    ] = None,
     flashback: Annotated[bool | None, typer.Option(help="With it or without it only; default: both.")] = None,
-    only: Annotated[Names, typer.Option(help="steps, parts, runs or packed; may be repeated.")] = None,
-    run_host: Annotated[Names, typer.Option(help="The host of whole runs; may be repeated; default: icarl.")] = None,
-    run_batch: Annotated[int, typer.Option(help="The batch size of whole runs.")] = 32,
+    only: Annotated[
+        Names, typer.Option(help="steps, parts, runs or packed; may be repeated; default: the first three.")
+    ] = None,
     tasks: Annotated[int | None, typer.Option(help="How many tasks whole runs have; default: few.")] = None,
     epochs: Annotated[int | None, typer.Option(help="How many epochs a task of theirs has; default: few.")] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Whole runs with a cold cache of compiled code, then warm.")
     ] = False,
-    packed: Annotated[Numbers, typer.Option(help="Measure so many whole runs at a time; may be repeated.")] = None,
+    packed: Annotated[Numbers, typer.Option(help="Also so many whole runs at a time; may be repeated.")] = None,
     read: Annotated[
         Path | None, typer.Option(help="Show an earlier bench.json, from any machine; measure nothing.")
     ] = None,
@@ -62,15 +71,14 @@ def bench(
             batches=tuple(batch or ()),
             modes=cast("tuple[Mode, ...]", tuple(mode or ())),
             flashback=flashback,
-            sections=tuple(only) if only else Choice.sections,
-            run_hosts=tuple(run_host) if run_host else Choice.run_hosts,
-            run_batch=run_batch,
+            sections=tuple(only or ()),
             tasks=tasks,
             epochs=epochs,
             cold=cold,
             packed=tuple(packed or ()),
         )
-        found = measure(chosen, device=device, precision=precision, out=out, show=typer.echo)
+        with ending_as_kept(out):
+            found = measure(chosen, device=device, precision=precision, out=out, show=typer.echo)
     show(found)
     for line in tables.failure_lines(found.failures):
         typer.echo(line, err=True)
@@ -78,6 +86,15 @@ def bench(
     if place is not None:
         output().print(f"Figures, tables and plot: {place}", soft_wrap=True)
     return 1 if found.failures else 0
+
+
+@contextmanager
+def ending_as_kept(out: Path | None) -> Iterator[None]:
+    """A bench that is interrupted goes on where it stopped only if its figures were kept."""
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted):
+        raise (KeyboardInterrupt if out is None else Interrupted) from None
 
 
 def show(found: Bench) -> None:

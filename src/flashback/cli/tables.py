@@ -17,6 +17,7 @@ from flashback.records import RunRecord
 from flashback.training.compare import METRICS, Comparison, Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS
+from flashback.training.sweep import read_sweep, shipped_sweeps
 
 NAMES = {
     "average_accuracy": "average accuracy AA",
@@ -84,7 +85,20 @@ def recipes_table() -> Table:
     return table
 
 
-LISTS = {"hosts": hosts_table, "benchmarks": benchmarks_table, "nets": nets_table, "recipes": recipes_table}
+def sweeps_table() -> Table:
+    table = make_table("sweeps", "name", "what it is", texts=2)
+    for name in sorted(shipped_sweeps()):
+        table.add_row(name, read_sweep(name).title)
+    return table
+
+
+LISTS = {
+    "hosts": hosts_table,
+    "benchmarks": benchmarks_table,
+    "nets": nets_table,
+    "recipes": recipes_table,
+    "sweeps": sweeps_table,
+}
 
 
 def first_line(text: str | None) -> str:

@@ -41,7 +41,7 @@ def confidence_interval(values: Sample, level: float = 0.95) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class PairedTest:
-    """A two-sided paired t-test of flashback minus host; t and p are None where the test cannot be done."""
+    """A two-sided paired t-test of flashback minus host; t, p and the interval are None where none can be done."""
 
     difference: float | None
     t: float | None
@@ -62,13 +62,11 @@ def paired_test(host: Paired, flashback: Paired, unit: str = "seed") -> PairedTe
     first, second = _pairs(host, flashback)
     difference = second - first
     pairs = len(difference)
-    interval = confidence_interval(difference)
-    low, high = interval or (None, None)
-    t = p = None
-    if pairs > 1 and not np.allclose(difference, difference[0], rtol=0, atol=1e-9):
-        result = stats.ttest_rel(second, first)
-        t, p = float(result.statistic), float(result.pvalue)
-    return PairedTest(mean(difference), t, p, pairs, low, high, unit)
+    if pairs < 2 or np.allclose(difference, difference[0], rtol=0, atol=1e-9):
+        return PairedTest(mean(difference), None, None, pairs, None, None, unit)
+    result, interval = stats.ttest_rel(second, first), confidence_interval(difference)
+    assert interval is not None
+    return PairedTest(mean(difference), float(result.statistic), float(result.pvalue), pairs, *interval, unit)
 
 
 def paired_over_methods(
@@ -84,6 +82,18 @@ def paired_over_methods(
 def paired_over_tasks(host: Matrix, flashback: Matrix) -> PairedTest:
     """The paper's test for oEWC: one pair per task, of the average accuracies after it."""
     return paired_test(average_accuracies(host), average_accuracies(flashback), unit="task")
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Each p adjusted for the number of tests (Holm, 1979): the smallest times their number, the next times one less.
+
+    Of those that stay below 0.05, the chance that even one is a false finding is at most 5 %.
+    """
+    adjusted, largest = [0.0] * len(values), 0.0
+    for done, k in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, values[k] * (len(values) - done)))
+        adjusted[k] = largest
+    return adjusted
 
 
 def verdict(test: PairedTest, higher_is_better: bool = True) -> str:

@@ -1,6 +1,6 @@
 """From runs to answers: tables, plots and one page that opens anywhere."""
 
-from flashback.reports.findings import evidence_page
+from flashback.reports.evidence import evidence_page
 from flashback.reports.page import html_page
 from flashback.reports.pairings import Pairing, Report, read_report
 from flashback.reports.plots import write_plots

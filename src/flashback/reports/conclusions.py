@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from flashback.metrics import PairedTest, mean, verdict
+from flashback.metrics.statistics import holm
 from flashback.reports.gathered import AA, CLASS_INCREMENTAL, FORGETTING, LEARNING, NEAR, Anchored, Evidence
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.planned import Study, name_of
 from flashback.reports.printed import printed_for
 from flashback.reports.reading import Similarity
-from flashback.reports.words import SETTING_TITLES, SIGNIFICANT, direction, number, plural
+from flashback.reports.words import SETTING_TITLES, SIGNIFICANT, direction, number, plural, probability
 from flashback.training.compare import Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
@@ -23,11 +24,10 @@ def conclusions(evidence: Evidence) -> list[str]:
         *about_hosts(evidence.anchored),
         *about_accuracy(compared),
         *about_balance(compared),
-        *about_cost(compared),
         *about_differences(evidence),
         *about_tuning(evidence),
         *about_precision(evidence),
-        *(f"{host_of(one)}: {similarity_in_words(one)}" for one in evidence.report.similarities),
+        *(f"{one.title}: {similarity_in_words(one)}" for one in evidence.report.similarities),
     ]
 
 
@@ -55,14 +55,16 @@ def listed(anchored: Sequence[Anchored]) -> str:
 
 
 def about_accuracy(pairings: Sequence[Pairing]) -> Iterator[str]:
+    significant, tests = significant_differences(pairings)
+    correction = f"; significantly so, with Holm's correction for {plural(tests, 'test')}, for "
     for setting in SETTINGS if pairings else ():
         rows = {pairing.name: pairing.row(setting) for pairing in pairings}
         for words, sign in (("higher", 1), ("lower", -1)):
             moved = {name: row for name, row in rows.items() if sign * (row.test.difference or 0) > 0}
+            sure = correction + enumerated(name for name in moved if (name, setting) in significant) if tests else ""
             yield (
                 f"{SETTING_TITLES[setting].capitalize()}, average accuracy is {words} with flashback for "
-                f"{len(moved)} of {plural(len(rows), 'host')}{amounts(moved)}; significantly so for "
-                f"{significant(moved)}."
+                f"{len(moved)} of {plural(len(rows), 'host')}{amounts(moved)}{sure}."
             )
         printed = printed_gains(pairings, setting)
         if printed:
@@ -84,8 +86,12 @@ def only(test: PairedTest) -> str:
     return ", one seed" if test.pairs == 1 else ""
 
 
-def significant(rows: dict[str, Row]) -> str:
-    return enumerated(name for name, row in rows.items() if row.test.p is not None and row.test.p < SIGNIFICANT)
+def significant_differences(pairings: Sequence[Pairing]) -> tuple[set[tuple[str, str]], int]:
+    """The hosts and settings whose average accuracy differs, all tests taken together, and how many tests that are."""
+    tests = {(pairing.name, setting): pairing.row(setting).test.p for pairing in pairings for setting in SETTINGS}
+    done = {name: p for name, p in tests.items() if p is not None}
+    adjusted = dict(zip(done, holm(list(done.values())), strict=True))
+    return {name for name, p in adjusted.items() if p < SIGNIFICANT}, len(done)
 
 
 def enumerated(names: Iterable[str]) -> str:
@@ -130,17 +136,6 @@ def about_balance(pairings: Sequence[Pairing]) -> Iterator[str]:
             yield f"{SETTING_TITLES[setting].capitalize()}, with flashback, significant or not – {each}."
 
 
-def about_cost(pairings: Sequence[Pairing]) -> Iterator[str]:
-    ratios = []
-    for pairing in pairings:
-        host, flashback = (pairing.comparison.cost[arm].seconds for arm in ARMS)
-        if host and flashback and pairing.comparison.equal_budget:
-            ratios.append(flashback / host)
-    if ratios:
-        span = f"{min(ratios):.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
-        yield f"At equal steps and images, a run with flashback takes {span} times the seconds of one without."
-
-
 # ---------------------------------------------------------------- the other sections
 
 
@@ -176,16 +171,20 @@ def about_tuning(evidence: Evidence) -> Iterator[str]:
 
 
 def about_precision(evidence: Evidence) -> Iterator[str]:
-    cases = [(found, setting) for found in evidence.precisions for setting in SETTINGS]
-    judged = [(found, setting) for found, setting in cases if found.within(setting) is not None]
-    if judged:
-        within = sum(bool(found.within(setting)) for found, setting in judged)
-        largest = max(abs(found.test(setting).difference or 0) for found, setting in judged)
-        names = " and ".join(judged[0][0].runs)
-        yield (
-            f"{names} differ by less than the noise between seeds in {within} of {plural(len(judged), 'case')} (host"
-            f" and setting); the largest difference is {number(largest)}."
-        )
+    """One sentence for every host and setting: a common one would hide the widest interval."""
+    for found in evidence.precisions:
+        for setting in SETTINGS:
+            about = f"{found.host} in {' and '.join(found.runs)}, {SETTING_TITLES[setting]} average accuracy"
+            yield f"{about}: {precision_in_words(found.test(setting))}."
+
+
+def precision_in_words(test: PairedTest) -> str:
+    if test.p is None or test.low is None or test.high is None:
+        return "no test is possible"
+    if test.p < SIGNIFICANT:
+        return f"they differ by {number(test.difference, '+.2f')} (p {probability(test.p)})"
+    unseen = number((test.high - test.low) / 2)
+    return f"no difference was found; with {test.pairs} seeds one of less than {unseen} points could not have been seen"
 
 
 def above_the_floor(study: Study, setting: str) -> Iterator[str]:
@@ -198,11 +197,6 @@ def above_the_floor(study: Study, setting: str) -> Iterator[str]:
             above = [host for host, value in accuracies.items() if value is not None and value > least]
             others = [host for host in accuracies if host not in above]
             yield f"Alone, above {floor} ({number(least)}): {enumerated(above)}; not above it: {enumerated(others)}."
-
-
-def host_of(similarity: Similarity) -> str:
-    """cka.json names no host; its folder does."""
-    return similarity.name.split("/")[-1]
 
 
 def similarity_in_words(similarity: Similarity) -> str:

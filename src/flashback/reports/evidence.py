@@ -1,190 +1,428 @@
-"""The sections of a report that say what its answers rest on: budget, statistics, the paper, the runs."""
+"""The page of evidence: what the records of this project's own sweeps say, section by section.
+
+Every number comes from a record or from a publication (printed.yaml); what is not there yet is named, with the command
+that makes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from flashback.metrics import PairedTest, verdict
-from flashback.metrics.statistics import FEW
-from flashback.reports.markup import Html, bullets, element, join, note, row, table
-from flashback.reports.pairings import Pairing, Report
-from flashback.reports.printed import implied_new_task_accuracies, inconsistencies, printed_for, printed_tests
-from flashback.reports.words import ABSENT, ARM_TITLES, SIGNIFICANT, TITLES, number, plural, probability, spread
+from flashback.metrics import deviation, mean
+from flashback.reports.conclusions import (
+    above_the_floor,
+    conclusions,
+    effect_in_words,
+    precision_in_words,
+    similarity_in_words,
+)
+from flashback.reports.gathered import (
+    AA,
+    CLASS_INCREMENTAL,
+    FORGETTING,
+    LEARNING,
+    Evidence,
+    Precisions,
+    Variant,
+    accuracy,
+    alpha,
+    known,
+)
+from flashback.reports.pairings import Report
+from flashback.reports.planned import Study, name_of
+from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies, printed_for
+from flashback.reports.reading import Run, Similarity
+from flashback.reports.sections import remarks
+from flashback.reports.tables import change, markdown_table, plain
+from flashback.reports.words import (
+    ABSENT,
+    ARM_TITLES,
+    SETTING_TITLES,
+    TITLES,
+    interval,
+    number,
+    plural,
+    probability,
+    spread,
+)
+from flashback.training.compare import Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
-SENTENCES = 50  # a longer list is read by nobody; the table has them all
+EFFECTS = (AA, FORGETTING, LEARNING, "new_task_accuracy", "stability_plasticity_ratio")
+FEW_METRICS = (AA, FORGETTING, LEARNING)
+SHARED = "Runs may have shared the device: seconds compare neither arms nor hosts. [Speed](speed.md) has the costs."
+NOT_RUN = "<!-- not run: needs CIFAR-100 and a GPU -->"
+Lines = list[str]
 
 
-# ---------------------------------------------------------------- what it cost
+# ---------------------------------------------------------------- the page
 
 
-def budget(report: Report) -> Html:
+def evidence_page(report: Report) -> str:
+    """Markdown, the same for the same records."""
+    evidence = Evidence(report)
+    sections = {
+        "What this says": what_it_says,
+        "Are the hosts right?": anchors,
+        "Does flashback help at equal cost?": controlled,
+        "What flashback does to forgetting and to new tasks": effects,
+        "Where the printed gain comes from": differences,
+        "With the weight tuned": tuned,
+        "Does the precision matter?": precision,
+        "How near the representations stay to joint training": similarity,
+        "Short runs of every host": short,
+        "Other records": others,
+        "Left out": left_out,
+    }
+    lines = ["# Evidence on Split CIFAR-100", "", *introduction(evidence)]
+    for title, write in sections.items():
+        content = write(evidence)
+        if content:
+            lines += ["", f"## {title}", "", *content]
+    return "\n".join(lines) + "\n"
+
+
+def introduction(evidence: Evidence) -> Lines:
+    runs = evidence.report.runs
+    lines = [
+        "Written from the run records in `results/` by `make evidence`; no result on this page was typed by hand. "
+        "Values are percent, mean ± sample deviation over seeds. A difference is flashback minus host, with p of "
+        "the two-sided paired t-test by seed in brackets, uncorrected for the number of tests; one seed allows no "
+        "test. Arrows say which way is better. [Metrics and tests](metrics.md) has the definitions.",
+    ]
+    if runs:
+        made = [f"{title} {', '.join(found)}" for title, found in surroundings(runs).items() if found]
+        lines += ["", f"{', '.join([plural(len(runs), 'run'), *made])}."]
+    return lines
+
+
+def surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
+    facts = [run.record.run for run in runs]
+    versions = [fact.get("versions") or {} for fact in facts]
+    found = {
+        "on": [fact.get("device") for fact in facts],
+        "in": [fact.get("precision") for fact in facts],
+        "with torch": [version.get("torch") for version in versions],
+    }
+    return {title: sorted({str(value) for value in values if value}) for title, values in found.items()}
+
+
+def what_it_says(evidence: Evidence) -> Lines:
+    found = [f"- {plain(sentence)}" for sentence in conclusions(evidence)]
+    return found or ["Nothing yet: the runs of full length are still to be made."]
+
+
+# ---------------------------------------------------------------- the sections
+
+
+def anchors(evidence: Evidence) -> Lines:
+    lines = [
+        "Before flashback is judged, the hosts are: each alone, at the settings of an independent publication, one "
+        "seed, class-incremental. Within two points counts as the same.",
+        *missing(evidence.anchors),
+    ]
+    rows = []
+    for found in evidence.anchored:
+        row, cost = found.pairing.row(CLASS_INCREMENTAL), found.pairing.comparison.cost[HOST]
+        judged = "not verified" if found.anchor.unverified else "yes" if found.near else "no"
+        accuracies = [number(found.anchor.average_accuracy), spread(row.mean[HOST], row.deviation[HOST])]
+        forgetting = [number(found.anchor.forgetting), number(found.here(FORGETTING))]
+        spent = [seeds_of(row), whole(cost.seconds)]
+        rows.append([found.pairing.name, judged, *accuracies, number(found.difference, "+.2f"), *forgetting, *spent])
+    head = ("host", "within 2 points", "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
+    lines += table((*head, "seconds a run"), rows, texts=2)
+    lines += ["", SHARED] if rows else []
+    noted = (found for found in evidence.anchored if found.anchor.note)
+    return lines + bullets(f"{found.pairing.name}: {found.anchor.note}" for found in noted)
+
+
+def controlled(evidence: Evidence) -> Lines:
+    study = evidence.controlled
+    lines = [
+        "ResNet-18, identity order, memory 2000 where a host has one, 60 epochs a task; with flashback 10 of them "
+        "(online EWC: 5) are phase 1. Both arms have the same settings and take the same optimiser steps. Finetune, "
+        "joint and DER++ stand beside them for reference.",
+        *missing(study),
+    ]
+    if not study.runs:
+        return lines
+    report = Report(study.pairings, [], {})
+    for setting in SETTINGS:
+        lines += ["", f"### {SETTING_TITLES[setting].capitalize()}", "", "The paper's values beside ours:"]
+        lines += printed_table(report, setting)
+        lines += ["", "All metrics:", "", *markdown_table(report, setting)]
+        lines += bullets(f"{pairing.name}: {pairing.answer(setting)}" for pairing in study.compared)
+    lines += ["", "### What a run cost", *cost_table(report)]
+    noted = [*remarks(report), *inconsistencies(report.benchmarks)]
+    return lines + (["", "### Remarks", *bullets(noted)] if noted else [])
+
+
+def printed_table(report: Report, setting: str) -> Lines:
+    rows = []
+    for pairing in report.pairings:
+        for printed in printed_for(pairing.any_run.record.config):
+            if printed.setting == setting:
+                row = pairing.row(setting, printed.metric)
+                theirs = [printed.text(arm) or ABSENT for arm in ARMS]
+                ours = [spread(row.mean[arm], row.deviation[arm]) for arm in ARMS]
+                what = [pairing.name, TITLES[printed.metric][0], printed.where, seeds_of(row)]
+                rows.append([*what, *theirs, *ours, tested(row)])
+    head = ["host", "metric", "printed in", "seeds"]
+    head += [f"{title}, {where}" for where in ("printed", "here") for title in ARM_TITLES.values()]
+    return table([*head, "difference, here"], rows, texts=3)
+
+
+def cost_table(report: Report) -> Lines:
     rows = []
     for pairing in report.pairings:
         for arm, cost in pairing.comparison.cost.items():
             amounts = (cost.steps, cost.images, cost.seconds, cost.bytes.get("stable"), cost.bytes.get("plastic"))
-            texts = (ARM_TITLES[arm], pairing.comparison.budget)
-            rows.append(row(pairing.name, texts, [number(amount, ",.0f") for amount in amounts]))
-    columns = ("method", "arm", "budget", "optimiser steps", "images", "seconds", "stable bytes", "plastic bytes")
-    return join(
-        [
-            table(columns, {"": rows}, texts=3, title="Budget"),
-            note(
-                "What one run was measured to spend: the mean over seeds, and the most bytes of stable and of plastic "
-                "knowledge. The budget is equal where the arms of every seed took as many steps and saw as many images."
-            ),
-        ]
-    )
+            budget = pairing.comparison.budget if len(pairing.arms) == len(ARMS) else ABSENT
+            rows.append([pairing.name, ARM_TITLES[arm], budget, str(len(pairing.of(arm))), *map(whole, amounts)])
+    head = ("host", "arm", "budget", "seeds", "steps", "images", "seconds a run", "stable bytes", "plastic bytes")
+    return [*table(head, rows, texts=3), "", f"Means over seeds, of bytes the largest. {SHARED}"]
 
 
-# ---------------------------------------------------------------- tests of significance
-
-
-def statistics(report: Report) -> Html:
-    complete = [pairing for pairing in report.pairings if len(pairing.arms) == len(ARMS)]
-    if not complete:
-        return element("p", "No method has runs of both arms, so there is nothing to test.", class_="card")
-    blocks = (by_seed(complete), over_methods(report), over_tasks(complete))
-    return element("div", *(element("div", block, class_="card wide") for block in blocks if block), class_="grid")
-
-
-def by_seed(complete: Sequence[Pairing]) -> Html:
-    few = sum(pairing.row(SETTINGS[0]).test.pairs < FEW for pairing in complete)
-    tests = len(complete) * len(SETTINGS)
-    lists = [
-        bullets((f"{pairing.name}: {verdict(pairing.row(s).test)}" for pairing in complete[:SENTENCES]), data_of=s)
-        for s in SETTINGS
-    ]
-    too_few = (
-        f"{few} of {plural(len(complete), 'comparison')} with fewer than {FEW} pairs: a t-test then misses most "
-        "differences of the size seen in continual learning, so not significant is not the same as no difference."
-    )
-    return join(
-        [
-            element("h3", "Paired t-test by seed, within a method"),
-            element("p", "The test of this report: does flashback change this method? Two-sided, one pair per seed."),
-            *lists,
-            element("p", too_few) if few else "",
-            element(
-                "p",
-                f"Of {tests} tests at the 5 % level, {tests * SIGNIFICANT:.1f} would be significant by chance alone.",
-            ),
-        ]
-    )
-
-
-def over_methods(report: Report) -> Html:
-    sentences = []
-    for benchmark in report.benchmarks:
-        test, printed = report.over_methods(benchmark), printed_tests().get(benchmark)
-        if test is not None:
-            beside = f" The paper prints t = {printed['t']}, p = {printed['p']}." if printed else ""
-            sentences.append(f"{benchmark}: {with_t(test)}{beside}")
-    if not sentences:
-        return Html()
-    about = (
-        "One pair per method and setting, of average accuracies that are means over seeds. It asks whether the gain "
-        "averaged over these methods is above zero, and says nothing about seeds or any one method."
-    )
-    return join([element("h3", "The paper's test over methods"), element("p", about), bullets(sentences)])
-
-
-def over_tasks(complete: Sequence[Pairing]) -> Html:
-    about = (
-        "One pair per task, of the average accuracies after it; the paper does this for oEWC. The pairs come from one "
-        "sequence of tasks and are not independent, so its p is too small. It is here for comparison alone."
-    )
-    lists = []
+def effects(evidence: Evidence) -> Lines:
+    """Stability and plasticity apart: the average alone hides which of them moved."""
+    pairings = evidence.controlled.compared
+    if not pairings:
+        return ["Not run yet; it follows from the runs of the section above."]
+    lines: Lines = []
     for setting in SETTINGS:
-        tests = [(pairing.name, pairing.over_tasks(setting)) for pairing in complete[:SENTENCES]]
-        lists.append(bullets((f"{name}: {with_t(test)}" for name, test in tests), data_of=setting))
-    return join([element("h3", "The paper's test over the tasks of a run"), element("p", about), *lists])
+        rows = []
+        for pairing in pairings:
+            found = [pairing.row(setting, metric) for metric in EFFECTS]
+            rows.append([pairing.name, effect_in_words(pairing, setting), seeds_of(found[0]), *map(change, found)])
+        heads = [f"{TITLES[metric][0]}, difference" for metric in EFFECTS]
+        lines += [*bold(setting), *table(("host", "with flashback it", "seeds", *heads), rows, texts=2)]
+    implied = implied_new_task_accuracies([pairings[0].any_run.benchmark])
+    note = ["", "The paper prints no new-task accuracy, but implies one for some hosts:", *bullets(implied)]
+    return lines[1:] + (note if implied else [])
 
 
-def with_t(test: PairedTest) -> str:
-    return f"t = {number(test.t)}. {verdict(test)}"
+def differences(evidence: Evidence) -> Lines:
+    study = evidence.differences
+    lines = [
+        f"The authors' scripts for {', '.join(study.hosts)} change more than flashback between the arms: only the "
+        "arm with flashback lowers its learning rate (and on Split CIFAR-10 it trains longer). Here each change is "
+        "switched on alone, from their host arm, then together; one seed each. The controlled arms close the table.",
+        *missing(study),
+    ]
+    if not study.runs:
+        return lines
+    base = evidence.variants[0]
+    for setting in SETTINGS:
+        rows = [variant_cells(variant, base, setting) for variant in evidence.variants if variant.runs]
+        names = [TITLES[metric][0] for metric in FEW_METRICS]
+        head = ("arm", "learning rate", "epochs, later tasks", "seeds", *names, "AA since the authors' host arm")
+        lines += [*bold(setting), *table(head, rows, texts=3)]
+    return lines
 
 
-# ---------------------------------------------------------------- the paper
+def variant_cells(variant: Variant, base: Variant, setting: str) -> list[str]:
+    change, now, before = variant.change, variant.value(setting), base.value(setting)
+    since = None if now is None or before is None or variant is base else now - before
+    words = [ARM_TITLES[FLASHBACK if change.flashback else HOST], change.rate, " + ".join(map(str, change.epochs))]
+    values = [number(variant.value(setting, metric)) for metric in FEW_METRICS]
+    return [*words, str(len(variant.runs)), *values, number(since, "+.2f")]
 
 
-def paper(report: Report) -> Html:
-    rows = printed_rows(report)
-    wrong, implied = (find(report.benchmarks) for find in (inconsistencies, implied_new_task_accuracies))
-    parts: list[Html] = []
-    if any(rows.values()):
-        pairs = [f"{what}, {whose}" for what in ("host", "flashback", "difference") for whose in ("printed", "here")]
-        columns = ("method", "metric", "printed in", *pairs)
-        parts.append(table(columns, rows, texts=3, title="The paper's values beside ours"))
-        parts.append(
-            note("Settings here may differ from the paper's. A quoted value comes from an earlier publication.")
-        )
-    if wrong:
-        parts += [element("h3", "Printed values that do not follow from their tables"), bullets(wrong)]
-    if implied:
-        parts += [element("h3", "What printed values imply"), bullets(implied)]
-    return join(parts)
+def tuned(evidence: Evidence) -> Lines:
+    lines = [
+        "The weight of the plasticity loss chosen on a tenth of the training images, never on test images: four "
+        "weights, one short run each (five tasks, 20 epochs). The best one then trains in full, on all training "
+        "images, as a third arm.",
+        *missing(evidence.tuning),
+    ]
+    if not evidence.chosen:
+        return lines
+    trials = sorted(evidence.tuning.runs, key=lambda run: (evidence.tuning.hosts.index(run.host), alpha(run)))
+    rows = [
+        [run.host, f"{alpha(run):g}", number(accuracy(run)), "chosen" if run is evidence.chosen[run.host] else ""]
+        for run in trials
+    ]
+    lines += table(("host", "alpha_p", "AA on validation images", ""), rows)
+    lines += missing_tuned(evidence)
+    for setting in SETTINGS:
+        if evidence.tuned:
+            lines += [*bold(setting), *tuned_table(evidence, setting)]
+    return lines
 
 
-def printed_rows(report: Report) -> dict[str, list[Html]]:
-    rows: dict[str, list[Html]] = {setting: [] for setting in SETTINGS}
-    for pairing in report.pairings:
-        for printed in printed_for(pairing.any_run.record.config):
-            found = pairing.row(printed.setting, printed.metric)
-            numbers = []
-            for arm in ARMS:
-                numbers += [printed.text(arm) or ABSENT, spread(found.mean[arm], found.deviation[arm])]
-            numbers += [printed_difference(printed.value), number(found.test.difference, "+.2f")]
-            rows[printed.setting].append(row(pairing.name, (TITLES[printed.metric][0], printed.where), numbers))
-    return rows
-
-
-def printed_difference(value: Mapping[str, float]) -> str:
-    return f"{value[FLASHBACK] - value[HOST]:+.2f}" if len(value) == len(ARMS) else ABSENT
-
-
-# ---------------------------------------------------------------- the runs
-
-
-def runs(report: Report) -> Html:
-    parts = [bullets(remarks(report))]
-    if report.skipped:
-        parts.append(element("h3", f"{plural(len(report.skipped), 'folder')} left out"))
-        parts.append(bullets(f"{name}: {reason}" for name, reason in report.skipped.items()))
+def tuned_table(evidence: Evidence, setting: str) -> Lines:
     rows = []
-    for run in report.runs:
-        made = [str(run.record.run.get(key) or ABSENT) for key in ("device", "precision", "commit")]
-        texts = (run.host, run.benchmark, ARM_TITLES[run.arm], *(text[:40] for text in made))
-        rows.append(row(run.name, texts, [str(run.seed), number(run.record.results[SETTINGS[0]]["average_accuracy"])]))
-    columns = ("folder", "host", "benchmark", "arm", "device", "precision", "commit", "seed", "AA")
-    listed = table(columns, {"": rows}, texts=7, title="Runs")
-    parts.append(element("details", element("summary", plural(len(rows), "run")), listed))
-    return join([*parts, other_classifiers(report)])
+    for host, pairing in evidence.tuned.items():
+        own = evidence.controlled.pairing(host)
+        for metric in FEW_METRICS:
+            with_recipe = own.row(setting, metric) if own else None
+            with_tuned = pairing.row(setting, metric)
+            means = [arm_of(with_tuned, HOST), arm_of(with_recipe, FLASHBACK), arm_of(with_tuned, FLASHBACK)]
+            changes = [tested(with_recipe), tested(with_tuned)]
+            weight = f"{alpha(pairing.of(FLASHBACK)[0]):g}"
+            rows.append([host, TITLES[metric][0], weight, seeds_of(with_tuned), *means, *changes])
+    arms = ("host", "flashback, recipe", "flashback, tuned", "difference, recipe", "difference, tuned")
+    return table(("method", "metric", "alpha_p, tuned", "seeds", *arms), rows, texts=2)
 
 
-def remarks(report: Report) -> list[str]:
-    """Where runs that are compared were not made alike."""
-    found = []
-    for pairing in report.pairings:
-        comparison = pairing.comparison
-        if comparison.differing_settings:
-            found.append(f"{pairing.name}: the arms differ in {', '.join(comparison.differing_settings)}.")
-        if comparison.differing_surroundings:
-            found.append(f"{pairing.name}: the runs differ in {', '.join(comparison.differing_surroundings)}.")
-    return found
+def missing_tuned(evidence: Evidence) -> Lines:
+    """The sweep that trains the chosen weights in full, for hosts whose runs are not all here."""
+    parts = []
+    for host, trial in evidence.chosen.items():
+        planned = {job.seed for job in evidence.controlled.jobs if name_of(job) == host}
+        there = evidence.tuned[host].of(FLASHBACK) if host in evidence.tuned else []
+        seeds = sorted(planned - {run.seed for run in there})
+        if seeds:
+            setting = f"settings: {{flashback.alpha: {alpha(trial)}}}"
+            parts.append(f"  - {{hosts: [{host}], seeds: [{', '.join(map(str, seeds))}], {setting}}}")
+    if not parts:
+        return []
+    benchmark = evidence.tuning.jobs[0].config["benchmark"]["name"]
+    sweep = ["arms: [flashback]", f"benchmarks: [{benchmark}]", "parts:", *parts]
+    file = ['```yaml title="tuned.yaml"', "title: Flashback with the weight tuned", *sweep, "```"]
+    said = "Runs with the chosen weight are not all here yet:"
+    return ["", said, "", NOT_RUN, *file, "", *sweep_command("tuned.yaml", "tuned")]
 
 
-def other_classifiers(report: Report) -> Html:
-    rows: dict[str, list[Html]] = {setting: [] for setting in SETTINGS}
-    for pairing in report.pairings:
-        for classifier, both in pairing.other_classifiers().items():
-            for found in both:
-                means = [spread(found.mean[arm], found.deviation[arm]) for arm in ARMS]
-                test = [number(found.test.difference, "+.2f"), probability(found.test.p)]
-                rows[found.setting].append(row(pairing.name, [classifier], means + test))
-    if not any(rows.values()):
-        return Html()
-    columns = ("method", "classifier", "host", "with flashback", "difference", "p")
-    title = "Average accuracy by the further classifiers of these hosts"
-    return element("details", element("summary", title), table(columns, rows, texts=2, title=title))
+def precision(evidence: Evidence) -> Lines:
+    lines = [
+        "Long runs train in bf16. The same short runs (four tasks, 20 epochs, the host alone) in both precisions, "
+        "with the same seeds; the difference is the first minus the second, tested in pairs by seed, "
+        "uncorrected for the number of tests. Few seeds give a wide interval: what lies inside it is not ruled out.",
+        *missing(evidence.precision),
+    ]
+    for setting in SETTINGS:
+        if evidence.precisions:
+            names = list(evidence.precisions[0].runs)
+            head = ("host", "what the test says", "seeds", *names, "difference", "95 % interval", "p")
+            rows = [precision_cells(found, setting) for found in evidence.precisions]
+            lines += [*bold(setting), *table(head, rows, texts=2)]
+    return lines
+
+
+def precision_cells(found: Precisions, setting: str) -> list[str]:
+    test = found.test(setting)
+    values = [known(found.values(name, setting)) for name in found.runs]
+    means = [spread(mean(one), deviation(one)) for one in values]
+    tested = [number(test.difference, "+.2f"), interval(test), probability(test.p)]
+    return [found.host, precision_in_words(test), str(test.pairs), *means, *tested]
+
+
+def similarity(evidence: Evidence) -> Lines:
+    found = evidence.report.similarities
+    lines = [
+        "Linear CKA with a jointly trained network, layer by layer over the last stage, on test images of old tasks "
+        "and of the last one; 1 is the same representation.",
+    ]
+    for one in found:
+        lines += ["", f"**{plain(one.title)}**", *similarity_table(one), "", plain(similarity_in_words(one))]
+    absent = [host for host in hosts_with_similarity() if host not in {one.host for one in found}]
+    if absent:
+        where = "runs/controlled/split-cifar100"
+        folders = [f"{where}/{absent[0]}/controlled/recipe/{arm}/seed-123" for arm in ARMS]
+        folders.append(f"{where}/joint/controlled/recipe/host/seed-123")
+        lines += ["", f"Not run yet: {', '.join(absent)}. For each, from runs that still have their checkpoints:", ""]
+        lines += bash(f"flashback cka {' '.join(folders)} --data ~/data --out results/cka/{absent[0]}")
+    return lines
+
+
+def similarity_table(one: Similarity) -> Lines:
+    rows = []
+    for k, layer in enumerate(one.layers):
+        cells = [layer]
+        for values in one.values.values():
+            pair = [values[arm][k] if arm in values else None for arm in ARMS]
+            cells += [number(value, ".4f") for value in pair]
+            cells.append(number(values[FLASHBACK][k] - values[HOST][k] if len(values) == len(ARMS) else None, "+.4f"))
+        rows.append(cells)
+    head = [f"{images}, {what}" for images in one.values for what in (*ARM_TITLES.values(), "difference")]
+    return table(("layer", *head), rows)
+
+
+def short(evidence: Evidence) -> Lines:
+    study = evidence.short
+    lines = [
+        "Three tasks, six epochs (one of them phase 1; later stages half as long), one seed: these runs check that "
+        "every host learns on real images and that the arms differ by flashback alone. So few epochs and one seed "
+        "say nothing about whether flashback helps.",
+        *missing(study),
+    ]
+    report = Report(study.pairings, [], {})
+    for setting in SETTINGS:
+        if report.pairings:
+            above = bullets(above_the_floor(study, setting))
+            lines += [*bold(setting), "", *markdown_table(report, setting), *above]
+    return lines
+
+
+def others(evidence: Evidence) -> Lines:
+    rows = []
+    for run in evidence.others:
+        both = [number(run.record.results[setting][AA]) for setting in SETTINGS]
+        rows.append([run.name, run.host, run.benchmark, ARM_TITLES[run.arm], str(run.seed), *both])
+    head = ("record", "host", "benchmark", "arm", "seed", *(f"AA, {SETTING_TITLES[setting]}" for setting in SETTINGS))
+    return ["Runs that none of the sweeps above asks for.", *table(head, rows, texts=4)] if rows else []
+
+
+def left_out(evidence: Evidence) -> Lines:
+    return bullets(f"{name}: {reason}" for name, reason in evidence.left_out.items())[1:]
+
+
+# ---------------------------------------------------------------- small parts
+
+
+def missing(study: Study) -> Lines:
+    """What is still to be run, and the command for it."""
+    if study.done == len(study.jobs):
+        return []
+    there = f"{study.done} of {plural(len(study.jobs), 'planned run')} are here; the others are not run yet."
+    said = there if study.done else f"Not run yet ({plural(len(study.jobs), 'run')})."
+    return ["", said, "", *sweep_command(study.sweep, study.folder)]
+
+
+def sweep_command(sweep: str, folder: str) -> Lines:
+    return bash(f"flashback sweep {sweep} --data ~/data --out runs/{folder}")
+
+
+def bash(command: str) -> Lines:
+    return [NOT_RUN, "```bash", command, "```"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> Lines:
+    """A table after an empty line, its first columns texts; nothing without rows."""
+    if not rows:
+        return []
+    lines = [head, ["---"] * texts + ["---:"] * (len(head) - texts), *([plain(cell) for cell in row] for row in rows)]
+    return ["", *("| " + " | ".join(line) + " |" for line in lines)]
+
+
+def bullets(items: Iterable[str]) -> Lines:
+    lines = [f"- {plain(item)}" for item in items]
+    return ["", *lines] if lines else []
+
+
+def bold(setting: str) -> Lines:
+    return ["", f"**{SETTING_TITLES[setting].capitalize()}**"]
+
+
+def seeds_of(row: Row) -> str:
+    """How many seeds the arms have; two numbers where they differ."""
+    counts = [str(len(row.values[arm])) for arm in ARMS if row.values[arm]]
+    return " and ".join(dict.fromkeys(counts))
+
+
+def arm_of(row: Row | None, arm: str) -> str:
+    return ABSENT if row is None else spread(row.mean[arm], row.deviation[arm])
+
+
+def tested(row: Row | None) -> str:
+    """The difference, with p where there is a test and a word where there is none."""
+    if row is None:
+        return ABSENT
+    alone = " (one seed)" if row.test.pairs == 1 else ""
+    return number(row.test.difference, "+.2f") + (alone if row.test.p is None else f" (p {probability(row.test.p)})")
+
+
+def whole(value: float | None) -> str:
+    return number(value, ",.0f")

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from flashback.config import FlashbackConfig
-from flashback.metrics import PairedTest, deviation, mean, paired_test
-from flashback.reports.pairings import Pairing, Report, by_seed
-from flashback.reports.planned import Study, is_of, read_study
+from flashback.metrics import PairedTest, mean, paired_test
+from flashback.reports.pairings import Pairing, Report
+from flashback.reports.planned import Study, choose_alike, how_computed, is_of, pair_up, read_study
 from flashback.reports.printed import Anchor, anchor_of
 from flashback.reports.reading import Run
 from flashback.training.evaluation import SETTINGS
@@ -97,17 +97,6 @@ class Precisions:
         first, second = (self.values(name, setting) for name in self.runs)
         return paired_test(second, first)
 
-    def noise(self, setting: str) -> float | None:
-        """The deviation over seeds, pooled over both precisions."""
-        both = [deviation(known(self.values(name, setting))) for name in self.runs]
-        squares = [one**2 for one in both if one is not None]
-        pooled = mean(squares)
-        return None if pooled is None else pooled**0.5
-
-    def within(self, setting: str) -> bool | None:
-        difference, noise = self.test(setting).difference, self.noise(setting)
-        return None if difference is None or noise is None else abs(difference) <= noise
-
 
 def known(values: Mapping[int, float | None]) -> list[float]:
     return [value for value in values.values() if value is not None]
@@ -170,8 +159,8 @@ class Evidence:
         return {host: max(own, key=lambda run: (accuracy(run), -alpha(run))) for host, own in trials.items() if own}
 
     @cached_property
-    def tuned(self) -> dict[str, Pairing]:
-        """The host alone and with flashback at the chosen weight, all else as in the controlled table."""
+    def with_tuned(self) -> dict[str, tuple[list[Run], dict[str, str]]]:
+        """The host alone and with flashback at the chosen weight, all else as in the controlled table; what not."""
         found = {}
         for host, trial in self.chosen.items():
             job = self.controlled.job(host, FLASHBACK)
@@ -180,10 +169,14 @@ class Evidence:
                 for run in self.report.runs
                 if is_of(run, job, free=["flashback.alpha"]) and alpha(run) == alpha(trial)
             ]
-            alone = self.controlled.of(self.controlled.job(host, HOST))
+            both = [*self.controlled.of(self.controlled.job(host, HOST)), *arm]
             if arm:
-                found[host] = Pairing(host, by_seed([*alone, *arm], {}))
+                found[host] = choose_alike((run, run.arm, how_computed(run, job)) for run in both)
         return found
+
+    @cached_property
+    def tuned(self) -> dict[str, Pairing]:
+        return {host: pair_up(host, runs) for host, (runs, _) in self.with_tuned.items()}
 
     @cached_property
     def precisions(self) -> list[Precisions]:
@@ -198,13 +191,25 @@ class Evidence:
         return found
 
     @property
+    def studies(self) -> list[Study]:
+        return [self.anchors, self.controlled, self.differences, self.tuning, self.precision, self.short]
+
+    @cached_property
+    def shown(self) -> set[str]:
+        chosen = [*(study.runs for study in self.studies), *(runs for runs, _ in self.with_tuned.values())]
+        return {run.name for runs in chosen for run in runs}
+
+    @property
     def others(self) -> list[Run]:
-        """Runs that no section shows."""
-        tables = [*self.anchors.pairings, *self.controlled.pairings, *self.short.pairings, *self.tuned.values()]
-        shown = [run for pairing in tables for run in pairing.runs.values()]
-        shown += [*self.differences.runs, *self.tuning.runs, *self.precision.runs]
-        names = {run.name for run in shown}
-        return [run for run in self.report.runs if run.name not in names]
+        """Runs that no section asks for."""
+        return [run for run in self.report.runs if run.name not in self.shown | self.left_out.keys()]
+
+    @cached_property
+    def left_out(self) -> dict[str, str]:
+        """What could not be read, and runs that were asked for but stand in no section."""
+        reasons = [*(study.left_out for study in self.studies), *(why for _, why in self.with_tuned.values())]
+        unshown = {name: why for one in reasons for name, why in one.items() if name not in self.shown}
+        return self.report.skipped | unshown
 
 
 def accuracy(run: Run) -> float:

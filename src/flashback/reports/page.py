@@ -7,10 +7,10 @@ import hashlib
 import re
 from pathlib import Path
 
-from flashback.reports.evidence import budget, paper, runs, statistics
 from flashback.reports.markup import Html, element, embedded_json, join, note, row, scrolling, table
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.payload import payload
+from flashback.reports.sections import budget, paper, runs, statistics
 from flashback.reports.words import (
     ARM_TITLES,
     HIGHER_IS_BETTER,
@@ -223,7 +223,7 @@ def details(report: Report) -> Html:
         *(
             figure(
                 f"similarity {index}",
-                f"Similarity of representations: {similarity.name}",
+                f"Similarity of representations: {similarity.title}",
                 "Linear CKA with a jointly trained reference; higher is closer to having learned everything at once.",
                 wide=True,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,18 +15,19 @@ from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import Job, Place
 from flashback.training.sweep import plan, read_sweep
 
-# How a run was computed and where its settings came from; what it computed is decided by all other keys.
+# Where the settings of a run came from and how it was computed; what it computed is decided by all other keys.
 BESIDE = {"seed", "recipe", "fast", "capture", "compile", "training.precision", "training.evaluation_batch"}
 
 
 @dataclass(frozen=True)
 class Study:
-    """A shipped sweep and the runs there are of it, with the seeds it names or any other."""
+    """A shipped sweep and the runs there are of it, with the seeds it names or any other; at a seed computed alike."""
 
     sweep: str
     folder: str  # below results/, where its records are kept
     jobs: list[Job]
     runs: list[Run]
+    left_out: dict[str, str]  # runs that repeat another or were computed otherwise than those they belong to
 
     @property
     def done(self) -> int:
@@ -40,7 +41,7 @@ class Study:
     def pairings(self) -> list[Pairing]:
         """One for each host of which there is a run."""
         runs = {host: [run for run in self.runs if run.host == host] for host in self.hosts}
-        return [Pairing(host, by_seed(own, {})) for host, own in runs.items() if own]
+        return [pair_up(host, own) for host, own in runs.items() if own]
 
     @property
     def compared(self) -> list[Pairing]:
@@ -59,12 +60,48 @@ class Study:
 
 def read_study(sweep: str, folder: str, runs: Sequence[Run]) -> Study:
     jobs = planned_jobs(sweep)
-    return Study(sweep, folder, jobs, [run for run in runs if any(is_of(run, job) for job in jobs)])
+    asked = [(run, job) for run in runs if (job := next((job for job in jobs if is_of(run, job)), None)) is not None]
+    return Study(sweep, folder, jobs, *choose_alike((run, job.name, how_computed(run, job)) for run, job in asked))
+
+
+def choose_alike(candidates: Iterable[tuple[Run, str, str]]) -> tuple[list[Run], dict[str, str]]:
+    """Of runs, each with its kind and how it was computed: at every seed of a host one of a kind, all computed alike.
+
+    Where there is a choice it is what gives most kinds. The others are left out, each with the reason.
+    """
+    left_out: dict[str, str] = {}
+    seeds: dict[tuple[str, int], dict[str, dict[str, Run]]] = {}
+    for run, kind, how in candidates:
+        alike = seeds.setdefault((run.host, run.seed), {}).setdefault(how, {})
+        first = alike.setdefault(kind, run)
+        if first is not run:
+            left_out[run.name] = f"repeats {first.name}: the same settings and seed"
+    kept: list[Run] = []
+    for ways in seeds.values():
+        chosen = max(ways, key=lambda how: len(ways[how]))
+        kept += ways[chosen].values()
+        for how, runs in ways.items():
+            if how != chosen:
+                said = f"computed {how}; the runs it belongs to were computed {chosen}"
+                left_out |= {run.name: said for run in runs.values()}
+    return kept, left_out
+
+
+def how_computed(run: Run, job: Job) -> str:
+    """What may change a result beside its settings: the precision, where the job leaves it open, and `fast`."""
+    fixed = job.config["training"]["precision"]
+    precision = [] if fixed else [f"in {run.record.run.get('precision')}"]
+    return ", ".join([*precision, "fast" if run.record.config.get("fast") else "deterministically"])
 
 
 @cache
 def planned_jobs(sweep: str) -> list[Job]:
-    return plan(read_sweep(sweep), Path(), Place(None, "cpu", 1, None))
+    return plan(read_sweep(sweep), Path(), Place(None, "cpu", None))
+
+
+def pair_up(host: str, runs: Iterable[Run]) -> Pairing:
+    """Of runs no two of which have the same arm and seed."""
+    return Pairing(host, by_seed(runs, {}))
 
 
 def name_of(job: Job) -> str:

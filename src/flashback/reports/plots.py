@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,43 +33,44 @@ FORMATS: dict[str, dict[str, Any]] = {
     "pdf": {"metadata": {"CreationDate": None}},
 }  # the same runs give the same files
 POINTS = 600
+LINE = 56  # letters in a line of a name
 
 
 def write_plots(report: Report, folder: Path) -> list[Path]:
-    """Every chart of every pairing; returns the files written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The answers, and a folder of charts for every pairing and similarity; returns the files written."""
     written: list[Path] = []
     taken: set[str] = set()
 
-    def save(figure: Figure | None, name: str) -> None:
+    def save(figure: Figure | None, place: Path, kind: str) -> None:
         if figure is not None:
-            stem = file_name(name, taken)
+            place.mkdir(parents=True, exist_ok=True)
             for suffix, options in FORMATS.items():
-                written.append(folder / f"{stem}.{suffix}")
+                written.append(place / f"{kind}.{suffix}")
                 figure.savefig(written[-1], bbox_inches="tight", **options)
 
     for setting in SETTINGS:
-        save(plot_answers(report, setting), f"answers {setting}")
+        save(plot_answers(report, setting), folder, f"answers-{SETTING_TITLES[setting]}")
     for pairing in report.pairings:
+        place = folder / folder_name(pairing.name, taken)
         for setting in SETTINGS:
             for kind, plot in BY_SETTING.items():
-                save(plot(pairing, setting), f"{pairing.name} {kind} {setting}")
-        save(plot_losses(pairing), f"{pairing.name} losses")
-        save(plot_budget(pairing), f"{pairing.name} budget")
+                save(plot(pairing, setting), place, f"{kind}-{SETTING_TITLES[setting]}")
+        save(plot_losses(pairing), place, "losses")
+        save(plot_budget(pairing), place, "budget")
     for similarity in report.similarities:
-        save(plot_similarity(similarity), f"{similarity.name} cka")
+        save(plot_similarity(similarity), folder / folder_name(f"cka {similarity.title}", taken), "cka")
     return written
 
 
-def file_name(text: str, taken: set[str]) -> str:
+def folder_name(text: str, taken: set[str]) -> str:
     """Letters, digits and dashes alone, whatever the names in the records; none twice."""
-    stem = base = re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-.")[:120] or "plot"
+    name = base = re.sub(r"[^a-z0-9.+]+", "-", text.lower())[:120].strip("-.") or "plots"
     count = 1
-    while stem in taken:
+    while name in taken:
         count += 1
-        stem = f"{base}-{count}"
-    taken.add(stem)
-    return stem
+        name = f"{base}-{count}"
+    taken.add(name)
+    return name
 
 
 def new_figure(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -78,9 +80,10 @@ def new_figure(width: float, height: float, columns: int = 1, **options: Any) ->
     return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
 
 
-def shown(text: str) -> str:
-    """Dollars in a name are dollars, not mathematics."""
-    return text.replace("$", r"\$")
+def shown(text: str, lines: int | None = 3) -> str:
+    """Text in lines that leave room for the axes; dollars in a name are dollars, not mathematics."""
+    wrapped = textwrap.wrap(text, LINE, max_lines=lines, placeholder=" …")
+    return "\n".join(wrapped).replace("$", r"\$")
 
 
 # ---------------------------------------------------------------- the charts
@@ -92,13 +95,16 @@ def plot_answers(report: Report, setting: str) -> Figure | None:
     tests = [(name, test) for name, test in tests if test.difference is not None]
     if not tests:
         return None
-    figure, (axes,) = new_figure(6.5, 1.2 + 0.34 * len(tests))
+    labels = [shown(name, lines=None) for name, _ in tests]  # whole: their ends may be all that tells them apart
+    lines = [label.split("\n") for label in labels]
+    letters, most = max(len(line) for label in lines for line in label), max(map(len, lines))
+    figure, (axes,) = new_figure(4.5 + 0.09 * letters, 1.2 + (0.14 + 0.2 * most) * len(tests))
     axes.axvline(0, color="0.6", linewidth=1)
     for k, (_, test) in enumerate(tests):
         if test.low is not None and test.high is not None:
             axes.plot([test.low, test.high], [k, k], color=LOOKS[FLASHBACK]["color"])
         axes.plot([test.difference], [k], "s", color=LOOKS[FLASHBACK]["color"])
-    axes.set_yticks(range(len(tests)), [shown(name) for name, _ in tests])
+    axes.set_yticks(range(len(tests)), labels)
     axes.set_ylim(len(tests) - 0.4, -0.6)
     axes.set_xlabel(f"average accuracy, flashback − host ({SETTING_TITLES[setting]}, 95 % interval)")
     return figure
@@ -137,7 +143,7 @@ def plot_matrices(pairing: Pairing, setting: str) -> Figure:
         own.set_xticks(ticks, [str(tick + 1) for tick in ticks])
         own.set_yticks(ticks, [str(tick + 1) for tick in ticks])
         own.set(xlabel="accuracy on task", ylabel="after task")
-    figure.suptitle(shown(f"{pairing.name}, {SETTING_TITLES[setting]}"), fontsize="medium")
+    figure.suptitle(f"{shown(pairing.name)}, {SETTING_TITLES[setting]}", fontsize="medium")
     return figure
 
 
@@ -154,7 +160,7 @@ def plot_balance(pairing: Pairing, setting: str) -> Figure | None:
     for task, (x, y) in enumerate(zip(*points[pairing.arms[-1]], strict=True)):
         axes.annotate(str(task + 1), (x, y), xytext=(5, -4), textcoords="offset points", fontsize="small")
     axes.set(xlabel="accuracy when new, % (plasticity)", ylabel="forgetting, %")
-    axes.set_title(shown(f"{pairing.name}, {SETTING_TITLES[setting]}"), fontsize="medium")
+    axes.set_title(f"{shown(pairing.name)}, {SETTING_TITLES[setting]}", fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
@@ -212,7 +218,7 @@ def plot_budget(pairing: Pairing) -> Figure:
     quantities: dict[str, dict[str, float | None]] = {
         "optimiser steps": {arm: cost.steps for arm, cost in costs.items()},
         "images": {arm: cost.images for arm, cost in costs.items()},
-        "seconds": {arm: cost.seconds for arm, cost in costs.items()},
+        "seconds (device may be shared)": {arm: cost.seconds for arm, cost in costs.items()},
         "stable knowledge, bytes": {arm: cost.bytes.get("stable", 0) for arm, cost in costs.items()},
         "plastic knowledge, bytes": {arm: cost.bytes.get("plastic", 0) for arm, cost in costs.items()},
     }
@@ -221,7 +227,7 @@ def plot_budget(pairing: Pairing) -> Figure:
         for arm, value in values.items():
             own.bar(arm, value or 0, color=LOOKS[arm]["color"], hatch="//" if arm == HOST else None, edgecolor="white")
         own.set_title(title, fontsize="small")
-    figure.suptitle(shown(f"{pairing.name}: {pairing.comparison.budget}"), fontsize="medium")
+    figure.suptitle(f"{shown(pairing.name)}: {pairing.comparison.budget}", fontsize="medium")
     return figure
 
 

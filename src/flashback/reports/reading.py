@@ -14,7 +14,7 @@ from flashback.metrics import summarise
 from flashback.records import RunRecord, read_record
 from flashback.reports.words import OVER_IMAGES
 from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import FLASHBACK, HOST
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 MARKS = {"config.yaml", "run.json", "results.json"}  # a folder with one of them means to be a run
 SIMILARITY = "cka.json"
@@ -71,8 +71,16 @@ class Similarity:
     """Linear CKA with a jointly trained reference, layer by layer, on the images of old tasks and of the last one."""
 
     name: str
+    host: str
+    seeds: dict[str, int]  # by arm
     layers: list[str]
     values: dict[str, dict[str, list[float]]]  # old or new, arm
+
+    @property
+    def title(self) -> str:
+        """The host and its seed; both seeds where the arms differ in it."""
+        seeds = list(dict.fromkeys(self.seeds.values()))
+        return f"{self.host}, {'seed' if len(seeds) == 1 else 'seeds'} {' and '.join(map(str, seeds))}"
 
 
 @dataclass
@@ -231,17 +239,20 @@ def read_similarity(path: Path, name: str) -> Similarity:
     except (OSError, ValueError, RecursionError):
         raise FlashbackError("is not readable as JSON") from None
     demand(isinstance(content, dict) and isinstance(content.get("layers"), list), "names no layers")
+    host, seeds = content.get("host"), content.get("seeds")
+    whole = isinstance(host, str) and isinstance(seeds, dict) and all(type(seeds.get(arm)) is int for arm in ARMS)
+    demand(whole, "does not say of which host and seeds it is; write it again with `flashback cka`")
     layers = [str(layer) for layer in content["layers"]]
     values: dict[str, dict[str, list[float]]] = {}
     for images in ("old", "new"):
         arms = content.get(images)
         demand(isinstance(arms, dict), f"holds no values for {images} images")
-        values[images] = {arm: arms[arm] for arm in (HOST, FLASHBACK) if arm in arms}
+        values[images] = {arm: arms[arm] for arm in ARMS if arm in arms}
         for series in values[images].values():
-            whole = isinstance(series, list) and len(series) == len(layers) and all(is_number(v, 1.001) for v in series)
-            demand(whole, f"does not hold one similarity for each of its layers ({images} images)")
+            right = isinstance(series, list) and len(series) == len(layers) and all(is_number(v, 1.001) for v in series)
+            demand(right, f"does not hold one similarity for each of its layers ({images} images)")
     demand(any(values.values()) and bool(layers), "holds no values")
-    return Similarity(name, layers, values)
+    return Similarity(name, str(host), {arm: seeds[arm] for arm in ARMS}, layers, values)
 
 
 # ---------------------------------------------------------------- small parts

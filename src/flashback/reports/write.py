@@ -7,7 +7,7 @@ from pathlib import Path
 from flashback.config import within
 from flashback.errors import unknown
 from flashback.records import write_atomically
-from flashback.reports.findings import evidence_page
+from flashback.reports.evidence import evidence_page
 from flashback.reports.page import html_page
 from flashback.reports.pairings import Report
 from flashback.reports.tables import csv_table, latex_tables, markdown_tables

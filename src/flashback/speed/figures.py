@@ -151,6 +151,8 @@ def read_bench(path: Path) -> Bench:
     """The figures of a file, from whatever machine."""
     try:
         return build(Bench, json.loads(read_file(path, LARGEST_RECORD)))
+    except FileNotFoundError:
+        raise FlashbackError(f"there is no file {path}") from None
     except (OSError, ValueError, RecursionError, TypeError, FlashbackError):
         raise FlashbackError(f"{path} holds no figures of a bench; give the file of one, or another --out") from None
 

@@ -35,42 +35,66 @@ from flashback.speed.runs import measure_packed, measure_run
 from flashback.speed.setup import Setup, size_for
 from flashback.speed.sheets import write_tables
 from flashback.speed.steps import steady_state
-from flashback.training.run import select_device, select_precision, versions
+from flashback.training.run import prepare_device, select_device, select_precision, versions
 
 SECTIONS = ("steps", "parts", "runs", "packed")
+RUNS, TRAINING = ("runs", "packed"), ("steps", "runs", "packed")  # sections that some options are for
+RUN_HOSTS, RUN_BATCHES = ("icarl",), (32,)  # of whole runs, where none are named
 Measurement = tuple[str, Callable[[], str]]  # its label, and what takes the figure and says it
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What to measure. What is left empty is everything: every host, the batch sizes of the device, every mode."""
+    """What to measure. What is left empty is everything: every host, the batch sizes of the device, every mode.
+
+    Whole runs take long: where nothing is named, they take one host, one batch size and a run's own mode.
+    """
 
     hosts: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
-    modes: tuple[Mode, ...] = ()  # where empty, whole runs take the one that a run takes by itself
+    modes: tuple[Mode, ...] = ()
     flashback: bool | None = None  # with, without, or both
-    sections: tuple[str, ...] = ("steps", "parts", "runs")
-    run_hosts: tuple[str, ...] = ("icarl",)
-    run_batch: int = 32
+    sections: tuple[str, ...] = ()  # where empty: all, packed only where `packed` says how many
     tasks: int | None = None  # of a whole run; None: few
     epochs: int | None = None
     cold: bool = False  # whole runs with a new cache of compiled code, and then with the same one
     packed: tuple[int, ...] = ()  # so many whole runs at a time
 
+    def includes(self, section: str) -> bool:
+        return section in self.sections if self.sections else section != "packed" or bool(self.packed)
+
     def check(self, device: torch.device) -> None:
-        for name in (*self.hosts, *self.run_hosts):
+        for name in self.hosts:
             within(HOSTS[name].task_by_task, f"{name} does not learn task by task; leave it out")
+        able = not self.hosts or any(HOSTS[name].has_knowledge for name in self.hosts)
+        within(able or not self.flashback, f"--flashback does nothing here; {' and '.join(self.hosts)} cannot take it")
         for kind, given, known in (("mode", self.modes, MODES), ("section", self.sections, SECTIONS)):
             for name in given:
                 if name not in known:
                     raise unknown(kind, name, known)
+        self.check_options()
         eager = device.type == "cuda" or set(self.modes) <= {"eager"}
         within(eager, "only --mode eager can be measured on a CPU; the other modes capture CUDA graphs")
-        within(all(batch >= 1 for batch in (*self.batches, self.run_batch)), "a batch has at least 1 image")
+        within(all(batch >= 1 for batch in self.batches), "a batch has at least 1 image")
         within(self.tasks is None or self.tasks >= 1, f"--tasks is at least 1, not {self.tasks}")
         within(self.epochs is None or self.epochs >= 2, "--epochs is at least 2, for flashback splits them in two")
         within(all(count >= 1 for count in self.packed), "--packed is at least 1")
-        within("packed" not in self.sections or bool(self.packed), "--only packed needs --packed, how many at a time")
+        within(not self.includes("packed") or bool(self.packed), "--only packed needs --packed, how many at a time")
+
+    def check_options(self) -> None:
+        """Refuse what would do nothing, because no section that it is for is chosen."""
+        for option, is_given, sections in (
+            ("the name of a host", bool(self.hosts), TRAINING),
+            ("--batch", bool(self.batches), TRAINING),
+            ("--mode", bool(self.modes), TRAINING),
+            ("--flashback or --no-flashback", self.flashback is not None, TRAINING),
+            ("--tasks", self.tasks is not None, RUNS),
+            ("--epochs", self.epochs is not None, RUNS),
+            ("--cold", self.cold, ("runs",)),
+            ("--packed", bool(self.packed), ("packed",)),
+        ):
+            needed = f"--only {' or '.join(sections)}"
+            within(not is_given or any(map(self.includes, sections)), f"{option} does nothing here; it needs {needed}")
 
 
 def bench(
@@ -89,8 +113,9 @@ def bench(
     find_hosts()
     choice, target = choice or Choice(), select_device(device)
     choice.check(target)
-    training = build(TrainingConfig, {"precision": precision}, "training.")
-    setup = Setup(size_for(target), target, select_precision(RunConfig(training=training), target))
+    config = RunConfig(training=build(TrainingConfig, {"precision": precision}, "training."))
+    setup = Setup(size_for(target), target, select_precision(config, target))
+    prepare_device(config, target, setup.precision)  # the name of a CPU says how many threads it uses
     found = Bench(device_name(target), now(), setup.precision, surroundings(target), setup.size)
     if out is not None:
         found = continue_bench(found, Path(out))
@@ -136,13 +161,13 @@ def now() -> str:
 
 def missing(found: Bench, setup: Setup, choice: Choice) -> Iterator[Measurement]:
     """Everything that is chosen and not there yet."""
-    if "steps" in choice.sections:
+    if choice.includes("steps"):
         yield from missing_steps(found, setup, choice)
-    if "parts" in choice.sections:
+    if choice.includes("parts"):
         yield from ((name, partial(take_part, found, setup, name)) for name in PARTS if name not in found.parts)
-    if "runs" in choice.sections:
+    if choice.includes("runs"):
         yield from missing_runs(found, setup, choice)
-    if choice.packed:
+    if choice.includes("packed"):
         yield from missing_packed(found, setup, choice)
 
 
@@ -172,8 +197,9 @@ def missing_packed(found: Bench, setup: Setup, choice: Choice) -> Iterator[Measu
 def run_cases(setup: Setup, choice: Choice, cache: Cache) -> Iterator[RunCase]:
     modes = choice.modes or (("captured",) if setup.device.type == "cuda" else ("eager",))
     tasks, epochs = choice.tasks or setup.size.tasks, choice.epochs or setup.size.epochs
-    for (host, flashback), mode in product(arms(choice.run_hosts, choice), modes):
-        yield RunCase(host, flashback, mode, choice.run_batch, tasks, epochs, cache)
+    hosts, batches = choice.hosts or RUN_HOSTS, choice.batches or RUN_BATCHES
+    for (host, flashback), batch, mode in product(arms(hosts, choice), batches, modes):
+        yield RunCase(host, flashback, mode, batch, tasks, epochs, cache)
 
 
 def arms(hosts: Iterable[str], choice: Choice) -> Iterator[tuple[str, bool]]:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.synchronize import Barrier
+from threading import BrokenBarrierError
 from typing import Any
 
 import numpy as np
-import torch
 
 from flashback.config import build
 from flashback.errors import FlashbackError
@@ -24,6 +24,7 @@ from flashback.training.processes import run_in_processes
 from flashback.training.trainer import Event, Observer, Trainer
 
 START = 300.0  # seconds in which all of several runs must be ready to start
+NEVER_STARTED = "another of these runs was not ready to start"
 Progress = list[tuple[float, int]]  # the images trained on so far, at moments of the monotonic clock
 
 
@@ -33,7 +34,6 @@ class Job:
 
     setup: Setup
     case: RunCase
-    threads: int
     cache: str | None = None  # the folder of compiled code; None: the machine's own
     start: Barrier | None = None  # where runs wait for each other
 
@@ -51,12 +51,13 @@ class Account:
 
 def serve(job: Job, observer: Observer) -> str | None:
     """Do a run and tell of it; returns what went wrong."""
-    torch.set_num_threads(job.threads)
     find_hosts()
     if job.cache is not None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = job.cache
     try:
         account = whole_run(job)
+    except BrokenBarrierError:
+        return NEVER_STARTED
     except Exception as problem:
         if job.start is not None:
             job.start.abort()
@@ -134,10 +135,10 @@ class Watch:
 def measure_run(setup: Setup, case: RunCase) -> list[Run]:
     """One run with the machine's own cache. For a cold one two runs: with a new cache, and once more with the same."""
     if case.cache == "own":
-        return [measure_alone(Job(setup, case, torch.get_num_threads()))]
+        return [measure_alone(Job(setup, case))]
     with tempfile.TemporaryDirectory(prefix="flashback-cache-") as cache:
         cases = [replace(case, cache=state) for state in ("cold", "warm")]
-        return [measure_alone(Job(setup, case, torch.get_num_threads(), cache)) for case in cases]
+        return [measure_alone(Job(setup, case, cache)) for case in cases]
 
 
 def measure_alone(job: Job) -> Run:
@@ -150,11 +151,10 @@ def measure_packed(setup: Setup, case: PackedCase) -> Packed:
     Counted are the images of all over the time until the slowest has ended, captures, compilations, task ends and
     evaluations included; and the images of all over the time in which every one of them was training.
     """
-    threads = max(1, torch.get_num_threads() // case.count) if setup.device.type == "cpu" else 1
     start = multiprocessing.get_context("spawn").Barrier(case.count)
     alone = RunCase(*(getattr(case, name) for name in RunCase.__dataclass_fields__))
     with sharing_gpu(setup.device) as shared:
-        accounts = carry_out([Job(setup, alone, threads, start=start)] * case.count)
+        accounts = carry_out([Job(setup, alone, start=start)] * case.count)
     progress = [account.progress for account in accounts]
     images = sum(account.run.images for account in accounts)
     seconds = max(own[-1][0] for own in progress) - min(own[0][0] for own in progress)
@@ -190,7 +190,8 @@ def carry_out(jobs: Sequence[Job]) -> list[Account]:
 
     def watch(name: str) -> Observer:
         def observe(event: Event) -> None:
-            accounts[name] = account_of(event)
+            if event["event"] == "account":
+                accounts[name] = account_of(event)
 
         return observe
 
@@ -199,7 +200,7 @@ def carry_out(jobs: Sequence[Job]) -> list[Account]:
     # Of runs that wait for each other, one that fails makes the others fail: their own words say the least.
     found = [problem for problem in problems.values() if problem is not None]
     if found:
-        raise FlashbackError(min(found, key=lambda problem: "Barrier" in problem))
+        raise FlashbackError(min(found, key=lambda problem: problem == NEVER_STARTED))
     return [accounts[name] for name in named]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashback.records import write_atomically
@@ -20,7 +20,11 @@ class Sheet:
     columns: tuple[str, ...]
     rows: list[list[str]]
     texts: int = 1  # the first columns, which hold words; the others hold numbers
-    note: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)  # sentences, by how the columns they are of begin
+
+    @property
+    def note(self) -> str:
+        return " ".join(self.notes.values())
 
 
 def write_tables(bench: Bench, stem: Path) -> None:
@@ -61,10 +65,12 @@ def sheets(bench: Bench) -> list[Sheet]:
 
 
 def without_empty(sheet: Sheet) -> Sheet:
-    """Less the columns of what is not known here, such as the memory of a CPU."""
+    """Less the rows and columns of what is not known here, such as the memory of a CPU, and the notes on them."""
     shown = [k for k in range(len(sheet.columns)) if any(row[k] != ABSENT for row in sheet.rows)]
-    rows = [[row[k] for k in shown] for row in sheet.rows]
-    return replace(sheet, columns=tuple(sheet.columns[k] for k in shown), rows=rows)
+    rows = [[row[k] for k in shown] for row in sheet.rows if any(cell != ABSENT for cell in row[sheet.texts :])]
+    columns = tuple(sheet.columns[k] for k in shown)
+    notes = {word: note for word, note in sheet.notes.items() if any(column.startswith(word) for column in columns)}
+    return replace(sheet, columns=columns, rows=rows, notes=notes)
 
 
 # ---------------------------------------------------------------- numbers in words
@@ -93,8 +99,11 @@ def steps_sheet(bench: Bench) -> Sheet:
         peak = mebibytes(max(speed.peak_bytes for speed in own.values()))
         rows.append([Case(host, flashback, modes[0], batch).method, str(batch), *cells, *costs, peak])
     columns = ("host", "batch", *modes, *(f"cost, {mode}" for mode in modes), "peak MiB")
-    note = "Cost: the images/s of the host alone over those with flashback, in the same mode. Peak: of all these modes."
-    return Sheet("Training step, images/s in steady state", columns, rows, note=note)
+    notes = {
+        "cost": "Cost: the images/s of the host alone over those with flashback, in the same mode.",
+        "peak": "Peak: of all these modes.",
+    }
+    return Sheet("Training step, images/s in steady state", columns, rows, notes=notes)
 
 
 def cost(own: Mapping[Mode, Speed], bare: Mapping[Mode, Speed], mode: Mode) -> float | None:
@@ -135,11 +144,12 @@ def runs_sheet(bench: Bench) -> Sheet:
         ]
         for run in bench.runs
     ]
-    note = (
-        "Images/s over everything, and in training steps alone. Preparing: captures and compilations. Outside: the "
-        "share of all seconds that were spent outside training steps."
-    )
-    return Sheet("Whole runs", columns, rows, note=note)
+    notes = {
+        "images/s": "Images/s over everything, and in training steps alone.",
+        "preparing": "Preparing: captures and compilations.",
+        "outside": "Outside: the share of all seconds that were spent outside training steps.",
+    }
+    return Sheet("Whole runs", columns, rows, notes=notes)
 
 
 def task_sheets(bench: Bench) -> Iterator[Sheet]:
@@ -179,11 +189,12 @@ def packed_sheet(bench: Bench) -> Sheet:
                 amount(packed.images_per_second / one if one else None, ".2f"),
             ]
         )
-    note = (
-        "Images/s of all runs from their common start to the end of the slowest, and while every one of them was "
-        "training. Over one: the former over that of the same run alone."
-    )
-    return Sheet("Whole runs at a time", columns, rows, note=note)
+    notes = {
+        "images/s": "Images/s of all runs from their common start to the end of the slowest, and while every one of "
+        "them was training.",
+        "over": "Over one: the former over that of the same run alone.",
+    }
+    return Sheet("Whole runs at a time", columns, rows, notes=notes)
 
 
 def run_key(run: RunCase) -> tuple[str, bool, str, int, int, int]:

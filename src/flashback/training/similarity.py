@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from flashback.benchmarks import Benchmark, Images
+from flashback.config import RunConfig, within
 from flashback.errors import FlashbackError
-from flashback.hosts.base import Host
+from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import find_hosts
 from flashback.metrics import LinearCKA
 from flashback.nets import Backbone
@@ -54,26 +56,59 @@ def compare_representations(
     With `out`, leave cka.json there, which a report shows.
     """
     find_hosts(host_file)
+    folders = {"host": Path(host), "flashback": Path(flashback), "reference": Path(reference)}
+    configs = {name: config_from_dict(read_config(folder)) for name, folder in folders.items()}
+    check_roles(folders, configs)
     with torch.compiler.set_stance("force_eager"):
-        similarity = _similarity(host, flashback, reference, data, device)
+        values = _similarity(folders, data, device)
+    similarity = {
+        "host": configs["host"].host.name,
+        "reference": configs["reference"].host.name,
+        "seeds": {name: config.seed for name, config in configs.items()},
+        "folders": {name: folder.resolve().name for name, folder in folders.items()},
+        **values,
+    }
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
         write_atomically(Path(out) / "cka.json", json.dumps(similarity, indent=1) + "\n")
     return similarity
 
 
-def _similarity(
-    host: str | Path, flashback: str | Path, reference: str | Path, data: str | Path | None, device: str
-) -> dict[str, Any]:
-    models = {name: load_trained(path, data, device) for name, path in (("host", host), ("flashback", flashback))}
-    anchor = load_trained(reference, data, device)
+def check_roles(folders: Mapping[str, Path], configs: Mapping[str, RunConfig]) -> None:
+    """A host, the same host with flashback, and a network that saw all tasks at once, in this order."""
+    host, flashback, reference = configs["host"], configs["flashback"], configs["reference"]
+    within(not host.flashback.enabled, f"{folders['host']} was trained with flashback; the first run is the host alone")
+    within(
+        flashback.flashback.enabled,
+        f"{folders['flashback']} was trained without flashback; the second run is the same host with it",
+    )
+    for what, (first, second) in {
+        "host": (host.host.name, flashback.host.name),
+        "benchmark": (host.benchmark.name, flashback.benchmark.name),
+    }.items():
+        within(first == second, f"the first two runs have the {what}s {first} and {second}; CKA needs the same {what}")
+    within(
+        not HOSTS[reference.host.name].task_by_task,
+        f"{folders['reference']} is a run of {reference.host.name}, which learns task by task; "
+        "the reference is one that saw all tasks at once (joint)",
+    )
+    if host.seed != flashback.seed:
+        warnings.warn(
+            f"the first two runs have the seeds {host.seed} and {flashback.seed}: they differ by more than flashback",
+            stacklevel=3,
+        )
+
+
+def _similarity(folders: Mapping[str, Path], data: str | Path | None, device: str) -> dict[str, Any]:
+    models = {name: load_trained(folder, data, device) for name, folder in folders.items()}
+    anchor = models.pop("reference")
     for model in models.values():
         check_same_images(model.benchmark, anchor.benchmark)
     tasks = anchor.benchmark.tasks
     if len(tasks) < 2:
         raise FlashbackError("CKA on old and new classes needs at least two tasks")
     sets = {"old": [task.test for task in tasks[:-1]], "new": [tasks[-1].test]}
-    similarity: dict[str, Any] = {"layers": list(layers_of(anchor)), "reference": anchor.settings.name}
+    similarity: dict[str, Any] = {"layers": list(layers_of(anchor))}
     for name, images in sets.items():
         similarity[name] = {arm: layer_similarity(model, anchor, images) for arm, model in models.items()}
     return similarity

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,20 @@ from flashback.config import RunConfig, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import check_free, configure
-from flashback.records import RunFolder, is_finished, read_record, write_atomically
+from flashback.records import RunFolder, dotted, is_finished, read_record, write_atomically
 from flashback.training.run import run
 from flashback.training.trainer import Observer
 
 VALIDATION = 0.1  # of the training images of every class
 ALPHAS = (0.001, 0.01, 0.1, 1.0)
+CHOSEN = ("flashback.alpha", "flashback.epochs")
+HELD_OUT = "benchmark.validation"
+Choice = tuple[float, int]  # alpha_p and E1
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best trial, and all others beside it."""
+    """The best choice, and all that were tried, each once; fewer than asked for where there are no more."""
 
     alpha: float
     epochs: int
@@ -50,12 +55,14 @@ def tune(
     """Search alpha_p and E1 with Optuna. The study and its runs lie in `out`; the same call goes on with them."""
     optuna = needed_optuna()
     within(trials >= 1, f"--trials is at least 1, not {trials}")
-    check_free(settings or {}, "tuning")
+    own = dotted(settings or {})
+    check_free(own, "tuning")
+    for key in CHOSEN:
+        within(key not in own, f"tuning chooses {key} itself; take it out of the settings")
     find_hosts(host_file)
-    fixed = {"benchmark.validation": VALIDATION, **(settings or {})}
 
     def configured(alpha: float, epochs: int) -> RunConfig:
-        chosen = {**fixed, "flashback.alpha": alpha, "flashback.epochs": epochs}
+        chosen = {HELD_OUT: VALIDATION, **own, **dict(zip(CHOSEN, (alpha, epochs), strict=True))}
         return configure(host, benchmark, flashback=True, seed=seed, recipe=recipe, settings=chosen)
 
     base = configured(ALPHAS[0], 1)
@@ -67,27 +74,50 @@ def tune(
         direction="maximize",
         load_if_exists=True,
     )
-    done = len(finished_trials(study))
-    study.sampler = optuna.samplers.TPESampler(seed=seed + done)
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+    lengths = range(1, max(1, base.training.epochs // 2) + 1)
 
     def objective(trial: Any) -> float:
         alpha = trial.suggest_categorical("alpha", ALPHAS)
-        epochs = trial.suggest_int("epochs", 1, max(1, base.training.epochs // 2))
+        epochs = trial.suggest_int("epochs", lengths[0], lengths[-1])
         place = folder / f"alpha={alpha},E1={epochs}"
         if not is_finished(place):  # the same choice may come up again
             run(configured(alpha, epochs), out=place, data=data, device=device, observers=[watch(place.name)])
         accuracy: float = read_record(place).results["class_incremental"]["average_accuracy"]
         return accuracy
 
-    for trial in study.trials:
-        if trial.value is None and trial.params:
-            study.enqueue_trial(trial.params, skip_if_exists=True)  # it was interrupted: its run goes on
-    study.optimize(objective, n_trials=max(0, trials - done))
-    return conclude(study, folder, host, benchmark, recipe)
+    go_on(study, objective, trials, list(product(ALPHAS, lengths)))
+    settings = {key: value for key, value in own.items() if key != HELD_OUT}
+    return conclude(study, folder, host, benchmark, recipe, settings)
 
 
-def finished_trials(study: Any) -> list[Any]:
-    return [trial for trial in study.trials if trial.value is not None]
+def go_on(study: Any, objective: Callable[[Any], float], trials: int, choices: list[Choice]) -> None:
+    """Try as many different choices as were asked for, or all there are, those of earlier calls included."""
+    for choice in interrupted(study):
+        enqueue(study, choice)  # its run goes on
+    while len(done := tried(study)) < min(trials, len(choices)):
+        study.optimize(objective, n_trials=1)
+        if len(tried(study)) == len(done):  # the sampler came back to a choice: it would do so again and again
+            left = [choice for choice in choices if choice not in done]
+            enqueue(study, random.Random(len(study.trials)).choice(left))
+
+
+def tried(study: Any) -> dict[Choice, float]:
+    """The accuracy of every choice that has one."""
+    return {choice_of(trial): trial.value for trial in study.trials if trial.value is not None}
+
+
+def interrupted(study: Any) -> list[Choice]:
+    begun = dict.fromkeys(choice_of(trial) for trial in study.trials if trial.params.keys() == {"alpha", "epochs"})
+    return [choice for choice in begun if choice not in tried(study)]
+
+
+def choice_of(trial: Any) -> Choice:
+    return trial.params["alpha"], trial.params["epochs"]
+
+
+def enqueue(study: Any, choice: Choice) -> None:
+    study.enqueue_trial(dict(zip(("alpha", "epochs"), choice, strict=True)))
 
 
 def needed_optuna() -> Any:
@@ -99,23 +129,25 @@ def needed_optuna() -> Any:
     return optuna
 
 
-def conclude(study: Any, folder: Path, host: str, benchmark: str, recipe: str) -> Tuned:
-    """The chosen values, written as settings with their source."""
-    best = study.best_trial
-    trials = [{**trial.params, "accuracy": trial.value} for trial in finished_trials(study)]
-    source = f"tuned on a validation split of the training images, {len(trials)} trials"
-    chosen = {"flashback.alpha": best.params["alpha"], "flashback.epochs": best.params["epochs"]}
+def conclude(study: Any, folder: Path, host: str, benchmark: str, recipe: str, given: Mapping[str, Any]) -> Tuned:
+    """The given settings and the chosen ones, each with its source."""
+    found = tried(study)
+    best = max(found, key=lambda choice: found[choice])
+    source = f"tuned on a validation split of the training images, {len(found)} choices"
+    settings = {key: {"value": value, "from": "given to flashback tune"} for key, value in given.items()}
+    settings |= {key: {"value": value, "from": source} for key, value in zip(CHOSEN, best, strict=True)}
     document = {
         "host": host,
         "recipes": [
             {
                 "benchmark": benchmark,
                 "kind": recipe,
-                "note": f"validation average accuracy {best.value:.2f}",
-                "settings": {key: {"value": value, "from": source} for key, value in chosen.items()},
+                "note": f"validation average accuracy {found[best]:.2f}",
+                "settings": settings,
             }
         ],
     }
     path = folder / "recipe.yaml"
     write_atomically(path, yaml.safe_dump(document, sort_keys=False))
-    return Tuned(best.params["alpha"], best.params["epochs"], best.value, trials, path)
+    trials = [{"alpha": alpha, "epochs": epochs, "accuracy": value} for (alpha, epochs), value in found.items()]
+    return Tuned(*best, found[best], trials, path)

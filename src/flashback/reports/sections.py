@@ -1,0 +1,191 @@
+"""The sections of a report that say what its answers rest on: budget, statistics, the paper, the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flashback.metrics import PairedTest, verdict
+from flashback.metrics.statistics import FEW
+from flashback.reports.markup import Html, bullets, element, join, note, row, table
+from flashback.reports.pairings import Pairing, Report
+from flashback.reports.printed import implied_new_task_accuracies, inconsistencies, printed_for, printed_tests
+from flashback.reports.words import ABSENT, ARM_TITLES, SIGNIFICANT, TITLES, number, plural, probability, spread
+from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import ARMS, FLASHBACK, HOST
+
+SENTENCES = 50  # a longer list is read by nobody; the table has them all
+
+
+# ---------------------------------------------------------------- what it cost
+
+
+def budget(report: Report) -> Html:
+    rows = []
+    for pairing in report.pairings:
+        for arm, cost in pairing.comparison.cost.items():
+            amounts = (cost.steps, cost.images, cost.seconds, cost.bytes.get("stable"), cost.bytes.get("plastic"))
+            texts = (ARM_TITLES[arm], pairing.comparison.budget)
+            rows.append(row(pairing.name, texts, [number(amount, ",.0f") for amount in amounts]))
+    columns = ("method", "arm", "budget", "optimiser steps", "images", "seconds", "stable bytes", "plastic bytes")
+    return join(
+        [
+            table(columns, {"": rows}, texts=3, title="Budget"),
+            note(
+                "What one run was measured to spend: the mean over seeds, and the most bytes of stable and of plastic "
+                "knowledge. The budget is equal where the arms of every seed took as many steps and saw as many "
+                "images. Runs may have shared the device, so seconds are no measure of what flashback costs."
+            ),
+        ]
+    )
+
+
+# ---------------------------------------------------------------- tests of significance
+
+
+def statistics(report: Report) -> Html:
+    complete = [pairing for pairing in report.pairings if len(pairing.arms) == len(ARMS)]
+    if not complete:
+        return element("p", "No method has runs of both arms, so there is nothing to test.", class_="card")
+    blocks = (by_seed(complete), over_methods(report), over_tasks(complete))
+    return element("div", *(element("div", block, class_="card wide") for block in blocks if block), class_="grid")
+
+
+def by_seed(complete: Sequence[Pairing]) -> Html:
+    few = sum(pairing.row(SETTINGS[0]).test.pairs < FEW for pairing in complete)
+    tests = len(complete) * len(SETTINGS)
+    lists = [
+        bullets((f"{pairing.name}: {verdict(pairing.row(s).test)}" for pairing in complete[:SENTENCES]), data_of=s)
+        for s in SETTINGS
+    ]
+    too_few = (
+        f"{few} of {plural(len(complete), 'comparison')} with fewer than {FEW} pairs: a t-test then misses most "
+        "differences of the size seen in continual learning, so not significant is not the same as no difference."
+    )
+    return join(
+        [
+            element("h3", "Paired t-test by seed, within a method"),
+            element("p", "The test of this report: does flashback change this method? Two-sided, one pair per seed."),
+            *lists,
+            element("p", too_few) if few else "",
+            element(
+                "p",
+                f"Of {tests} tests at the 5 % level, {tests * SIGNIFICANT:.1f} would be significant by chance alone.",
+            ),
+        ]
+    )
+
+
+def over_methods(report: Report) -> Html:
+    sentences = []
+    for benchmark in report.benchmarks:
+        test, printed = report.over_methods(benchmark), printed_tests().get(benchmark)
+        if test is not None:
+            beside = f" The paper prints t = {printed['t']}, p = {printed['p']}." if printed else ""
+            sentences.append(f"{benchmark}: {with_t(test)}{beside}")
+    if not sentences:
+        return Html()
+    about = (
+        "One pair per method and setting, of average accuracies that are means over seeds. It asks whether the gain "
+        "averaged over these methods is above zero, and says nothing about seeds or any one method."
+    )
+    return join([element("h3", "The paper's test over methods"), element("p", about), bullets(sentences)])
+
+
+def over_tasks(complete: Sequence[Pairing]) -> Html:
+    about = (
+        "One pair per task, of the average accuracies after it; the paper does this for oEWC. The pairs come from one "
+        "sequence of tasks and are not independent, so its p is too small. It is here for comparison alone."
+    )
+    lists = []
+    for setting in SETTINGS:
+        tests = [(pairing.name, pairing.over_tasks(setting)) for pairing in complete[:SENTENCES]]
+        lists.append(bullets((f"{name}: {with_t(test)}" for name, test in tests), data_of=setting))
+    return join([element("h3", "The paper's test over the tasks of a run"), element("p", about), *lists])
+
+
+def with_t(test: PairedTest) -> str:
+    return f"t = {number(test.t)}. {verdict(test)}"
+
+
+# ---------------------------------------------------------------- the paper
+
+
+def paper(report: Report) -> Html:
+    rows = printed_rows(report)
+    wrong, implied = (find(report.benchmarks) for find in (inconsistencies, implied_new_task_accuracies))
+    parts: list[Html] = []
+    if any(rows.values()):
+        pairs = [f"{what}, {whose}" for what in ("host", "flashback", "difference") for whose in ("printed", "here")]
+        columns = ("method", "metric", "printed in", *pairs)
+        parts.append(table(columns, rows, texts=3, title="The paper's values beside ours"))
+        parts.append(
+            note("Settings here may differ from the paper's. A quoted value comes from an earlier publication.")
+        )
+    if wrong:
+        parts += [element("h3", "Printed values that do not follow from their tables"), bullets(wrong)]
+    if implied:
+        parts += [element("h3", "What printed values imply"), bullets(implied)]
+    return join(parts)
+
+
+def printed_rows(report: Report) -> dict[str, list[Html]]:
+    rows: dict[str, list[Html]] = {setting: [] for setting in SETTINGS}
+    for pairing in report.pairings:
+        for printed in printed_for(pairing.any_run.record.config):
+            found = pairing.row(printed.setting, printed.metric)
+            numbers = []
+            for arm in ARMS:
+                numbers += [printed.text(arm) or ABSENT, spread(found.mean[arm], found.deviation[arm])]
+            numbers += [printed_difference(printed.value), number(found.test.difference, "+.2f")]
+            rows[printed.setting].append(row(pairing.name, (TITLES[printed.metric][0], printed.where), numbers))
+    return rows
+
+
+def printed_difference(value: Mapping[str, float]) -> str:
+    return f"{value[FLASHBACK] - value[HOST]:+.2f}" if len(value) == len(ARMS) else ABSENT
+
+
+# ---------------------------------------------------------------- the runs
+
+
+def runs(report: Report) -> Html:
+    parts = [bullets(remarks(report))]
+    if report.skipped:
+        parts.append(element("h3", f"{plural(len(report.skipped), 'folder')} left out"))
+        parts.append(bullets(f"{name}: {reason}" for name, reason in report.skipped.items()))
+    rows = []
+    for run in report.runs:
+        made = [str(run.record.run.get(key) or ABSENT) for key in ("device", "precision", "commit")]
+        texts = (run.host, run.benchmark, ARM_TITLES[run.arm], *(text[:40] for text in made))
+        rows.append(row(run.name, texts, [str(run.seed), number(run.record.results[SETTINGS[0]]["average_accuracy"])]))
+    columns = ("folder", "host", "benchmark", "arm", "device", "precision", "commit", "seed", "AA")
+    listed = table(columns, {"": rows}, texts=7, title="Runs")
+    parts.append(element("details", element("summary", plural(len(rows), "run")), listed))
+    return join([*parts, other_classifiers(report)])
+
+
+def remarks(report: Report) -> list[str]:
+    """Where runs that are compared were not made alike."""
+    found = []
+    for pairing in report.pairings:
+        comparison = pairing.comparison
+        if comparison.differing_settings:
+            found.append(f"{pairing.name}: the arms differ in {', '.join(comparison.differing_settings)}.")
+        if comparison.differing_surroundings:
+            found.append(f"{pairing.name}: the runs differ in {', '.join(comparison.differing_surroundings)}.")
+    return found
+
+
+def other_classifiers(report: Report) -> Html:
+    rows: dict[str, list[Html]] = {setting: [] for setting in SETTINGS}
+    for pairing in report.pairings:
+        for classifier, both in pairing.other_classifiers().items():
+            for found in both:
+                means = [spread(found.mean[arm], found.deviation[arm]) for arm in ARMS]
+                test = [number(found.test.difference, "+.2f"), probability(found.test.p)]
+                rows[found.setting].append(row(pairing.name, [classifier], means + test))
+    if not any(rows.values()):
+        return Html()
+    columns = ("method", "classifier", "host", "with flashback", "difference", "p")
+    title = "Average accuracy by the further classifiers of these hosts"
+    return element("details", element("summary", title), table(columns, rows, texts=2, title=title))
