@@ -241,7 +241,7 @@ def test_hosts_are_judged_by_their_anchors(tmp_path: Path) -> None:
 
 
 def test_the_differences_between_the_authors_arms_are_switched_on_one_at_a_time(tmp_path: Path) -> None:
-    shifts = iter([0.0, 2.0, 0.5, -1.0, 1.25, 1.75])
+    shifts = iter([0.0, 2.0, 0.5, -1.0, 1.25, 1.75, 1.5])
     write_sweep(tmp_path, "icarl-differences", lambda job: next(shifts))
     write_sweep(tmp_path, "evidence", gain(0.0), of_host("icarl"))
     page = page_of(tmp_path)
@@ -257,12 +257,14 @@ def test_the_differences_between_the_authors_arms_are_switched_on_one_at_a_time(
         ("with flashback", "constant", "10 + 50", "-1.00"),
         ("with flashback", "falls after the first task", "10 + 50", "+1.25"),
         ("with flashback", "falls after the first task", "10 + 60", "+1.75"),
+        ("host", "falls after the first task", "50", "+1.50"),
         ("host", "falls", "60", "+0.00"),
         ("with flashback", "falls", "10 + 50", "+0.00"),
     ]
     says = section(page, "What this says")
     assert "the falling learning rate +2.00, +10 epochs a task +0.50, flashback -1.00" in says
     assert "flashback and the falling learning rate +1.25" in says
+    assert "the falling learning rate and -10 epochs a task +1.50" in says
     assert "The paper prints +3.38." in says
 
 
@@ -453,7 +455,7 @@ def test_runs_of_another_kind_stand_apart(tmp_path: Path) -> None:
 
 
 def test_changes_are_read_from_settings() -> None:
-    base, rate, longer, flashback, published, everything = (
+    base, rate, longer, flashback, published, everything, restart = (
         Change.of(job.config) for job in jobs_of("icarl-differences")
     )
     assert rate.since(base) == ["the falling learning rate"]
@@ -461,6 +463,7 @@ def test_changes_are_read_from_settings() -> None:
     assert flashback.since(base) == ["flashback"]
     assert published.since(base) == ["flashback", "the falling learning rate"]
     assert len(everything.since(base)) == 3
+    assert published.since(restart) == ["flashback", "+10 epochs a task"]
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_the_differences_are_planned_one_at_a_time(tmp_path: Path) -> None:
         ("flashback", "none", "none", 60, None, None),
         ("flashback", "step", "none", 60, None, None),
         ("flashback", "step", "none", 60, None, 60),
+        ("host", "step", "none", 50, 60, None),
     ]
 
 

@@ -207,7 +207,8 @@ def differences(evidence: Evidence) -> Lines:
     lines = [
         f"The authors' scripts for {', '.join(study.hosts)} change more than flashback between the arms: only the "
         "arm with flashback lowers its learning rate (and on Split CIFAR-10 it trains longer). Here each change is "
-        "switched on alone, from their host arm, then together; one seed each. The controlled arms close the table.",
+        "switched on alone, from their host arm, then together; one seed each. The host with the epochs of phase 2 "
+        "alone shows what plastic knowledge adds to the restart. The controlled arms close the table.",
         *missing(study),
     ]
     if not study.runs:
