@@ -60,10 +60,6 @@ class Stream:
             resident,
         )
 
-    def subset(self, indices: Tensor) -> Stream:
-        pixels = self.images[indices.to(self.images.device)]
-        return Stream(pixels, self.labels[indices], self.slots[indices], self.resident)
-
     def order(self, *key: object) -> Tensor:
         """The order of one epoch. It depends on the key alone, so a resumed epoch finds its place again."""
         return torch.randperm(len(self), generator=seeded_generator(*key, "order")).to(self.labels.device)
