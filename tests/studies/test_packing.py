@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from packing_work import sleep_through_epochs
 
 from flashback.training import jobs as jobs_module
+from flashback.training import packing
 from flashback.training.packing import FixedPace, MeasuredPace, sharing_gpu
+from flashback.training.processes import run_in_processes
+from flashback.training.trainer import Observer
 
 GIB = 1 << 30
 
@@ -150,6 +154,21 @@ def test_a_given_number_stays() -> None:
     pace.note("a", {"event": "epoch"})
     pace.ended("a")
     assert pace.limit == 3
+
+
+def test_processes_that_do_not_hinder_each_other_become_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "SECONDS", 0.2)
+    pace = MeasuredPace(4, lambda: 64 * GIB)
+    counts: list[int] = []
+
+    def watch(name: str) -> Observer:
+        return lambda event: counts.append(len(pace.running)) if event["event"] == "epoch" else None
+
+    problems = run_in_processes({f"run {k}": 400 for k in range(4)}, pace, sleep_through_epochs, watch)
+    assert problems == dict.fromkeys(problems)
+    assert counts[0] == 1
+    assert max(counts) >= 2
+    assert pace.limit == 4
 
 
 # ---------------------------------------------------------------- MPS
