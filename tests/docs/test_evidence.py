@@ -7,7 +7,8 @@ import re
 from doc_pages import DOCS, ROOT
 
 from flashback.reports import evidence_page, read_report
-from flashback.training.sweep import shipped_sweeps
+from flashback.training.jobs import Place, is_finished
+from flashback.training.sweep import plan, read_sweep, shipped_sweeps
 
 RESULTS = ROOT / "results"
 
@@ -20,6 +21,15 @@ def test_the_page_is_the_one_the_records_give() -> None:
 def test_results_hold_records_alone() -> None:
     names = {path.name for path in RESULTS.rglob("*") if path.is_file()}
     assert names <= {"README.md", "config.yaml", "run.json", "results.json", "cka.json"}
+
+
+def test_the_sweeps_count_the_records_as_done() -> None:
+    sweeps = {"controlled": "evidence", "short-cifar100": "short"}
+    done = 0
+    for folder in (path for path in RESULTS.iterdir() if path.is_dir() and path.name not in ("cka", "tuned")):
+        jobs = plan(read_sweep(sweeps.get(folder.name, folder.name)), folder, Place(None, "cpu", None))
+        done += sum(map(is_finished, jobs))
+    assert done == len([path for path in RESULTS.rglob("results.json") if "tuned" not in path.parts])
 
 
 def test_every_folder_of_results_is_told() -> None:

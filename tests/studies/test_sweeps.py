@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from flashback.errors import FlashbackError
 from flashback.records import read_record
-from flashback.training.jobs import Place
+from flashback.training.jobs import Place, is_finished
 from flashback.training.sweep import Outcome, parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
 from flashback.training.trainer import Observer
 
@@ -216,6 +217,19 @@ def test_records_from_another_machine_count_as_done(tmp_path: Path) -> None:
     )
     assert outcome.finished == 2
     assert began == []
+
+
+def test_a_record_without_a_setting_of_later_versions_counts_as_done(tmp_path: Path) -> None:
+    sweep = parse_sweep(QUICK + "hosts: [finetune]\narms: [host]", "made")
+    run_sweep(sweep, tmp_path, device="cpu")
+    (config,) = tmp_path.rglob("config.yaml")
+    older = re.sub(r"^  weight_decay: .*\n", "", config.read_text(), flags=re.MULTILINE)
+    config.write_text(older)
+    (job,) = plan(sweep, tmp_path, HERE)
+    assert is_finished(job)
+    config.write_text(older.replace("momentum: 0.0", "momentum: 0.5"))
+    with pytest.raises(FlashbackError, match=r"differs in training\.momentum"):
+        is_finished(job)
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:

@@ -102,38 +102,20 @@ def known(values: Mapping[int, float | None]) -> list[float]:
     return [value for value in values.values() if value is not None]
 
 
-@dataclass(frozen=True)
 class Evidence:
     """The records of a report by section; each sweep is one, and some sections draw on several."""
 
-    report: Report
+    def __init__(self, report: Report) -> None:
+        def study(sweep: str, folder: str) -> Study:
+            return read_study(sweep, folder, report.runs)
 
-    def study(self, sweep: str, folder: str) -> Study:
-        return read_study(sweep, folder, self.report.runs)
-
-    @cached_property
-    def anchors(self) -> Study:
-        return self.study("anchors", "anchors")
-
-    @cached_property
-    def controlled(self) -> Study:
-        return self.study("evidence", "controlled")
-
-    @cached_property
-    def differences(self) -> Study:
-        return self.study("icarl-differences", "icarl-differences")
-
-    @cached_property
-    def tuning(self) -> Study:
-        return self.study("tuning", "tuning")
-
-    @cached_property
-    def precision(self) -> Study:
-        return self.study("precision", "precision")
-
-    @cached_property
-    def short(self) -> Study:
-        return self.study("short", "short-cifar100")
+        self.report = report
+        self.anchors = study("anchors", "anchors")
+        self.controlled = study("evidence", "controlled")
+        self.differences = study("icarl-differences", "icarl-differences")
+        self.tuning = study("tuning", "tuning")
+        self.precision = study("precision", "precision")
+        self.short = study("short", "short-cifar100")
 
     # ------------------------------------------------------------ drawn from several sweeps
 

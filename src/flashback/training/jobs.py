@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashback.config import within
+from flashback.config import to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line
 from flashback.recipes import config_from_dict
@@ -57,7 +57,9 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
     """Whether the folder of a job holds its finished run; a run of anything else there is an error."""
     if not (job.folder / "config.yaml").exists():
         return False
-    differing = differing_keys(read_config(job.folder), job.config, ignored=["checkpoint"])
+    # Resolved: a setting that came with a later version had its default then.
+    there = to_dict(config_from_dict(read_config(job.folder)))
+    differing = differing_keys(there, job.config, ignored=["checkpoint"])
     if differing:
         raise FlashbackError(
             f"{job.folder} holds a run of another configuration (differs in {', '.join(differing)}); "

@@ -115,8 +115,9 @@ class MeasuredPace:
         kind = (name, event["stage"], event["task"] > 0)
         mark, before = Mark(kind, event["task"], event["steps"], self.clock(), self.changes), self.marks.get(name)
         self.marks[name] = mark
-        alike = before is not None and (before.kind, before.task, before.change) == (kind, mark.task, mark.change)
-        if before is not None and alike and self.training == self.running:
+        if before is None or self.training != self.running:
+            return
+        if (before.kind, before.task, before.change) == (kind, mark.task, mark.change):
             spent = self.spent[len(self.running)][kind]
             spent.steps += mark.steps - before.steps
             spent.seconds += mark.when - before.when

@@ -1,4 +1,4 @@
-"""Several runs at a time, each in a process of its own: one that dies takes no other with it."""
+"""Several runs at a time, each in a process of its own: one that dies is named, and the others go on."""
 
 from __future__ import annotations
 
