@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -11,3 +12,7 @@ def sleep_through_epochs(epochs: int, observer: Any) -> None:
     for epoch in range(epochs):
         time.sleep(0.02)
         observer({"event": "epoch", "stage": "learn", "task": 0, "steps": 10 * (epoch + 1), "epoch": epoch})
+
+
+def tell_portion(job: None, observer: Any) -> None:
+    observer({"event": "portion", "portion": os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")})

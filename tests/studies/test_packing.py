@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from packing_work import sleep_through_epochs
+from packing_work import sleep_through_epochs, tell_portion
 
 from flashback.training import jobs as jobs_module
 from flashback.training import packing
-from flashback.training.packing import FixedPace, MeasuredPace, sharing_gpu
+from flashback.training.packing import PORTION, FixedPace, MeasuredPace, sharing_gpu
 from flashback.training.processes import run_in_processes
+from flashback.training.run import share_of
 from flashback.training.trainer import Observer
 
 GIB = 1 << 30
@@ -169,6 +170,56 @@ def test_processes_that_do_not_hinder_each_other_become_more(monkeypatch: pytest
     assert counts[0] == 1
     assert max(counts) >= 2
     assert pace.limit == 4
+
+
+# ---------------------------------------------------------------- portions of the device
+
+
+def portions_seen(jobs: int, pace: FixedPace) -> list[str | None]:
+    seen: dict[str, str | None] = {}
+
+    def watch(name: str) -> Observer:
+        return lambda event: seen.update({name: event["portion"]}) if event["event"] == "portion" else None
+
+    problems = run_in_processes({str(k): None for k in range(jobs)}, pace, tell_portion, watch)
+    assert set(problems.values()) == {None}
+    return list(seen.values())
+
+
+@pytest.mark.parametrize(("jobs", "limit", "each"), [(4, 4, "50"), (3, 8, "66.7"), (2, 2, "100"), (1, 8, "100")])
+def test_runs_at_a_time_get_portions_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, jobs: int, limit: int, each: str
+) -> None:
+    monkeypatch.delenv(PORTION, raising=False)
+    assert portions_seen(jobs, FixedPace(limit)) == [each] * jobs
+    assert PORTION not in os.environ
+
+
+def test_a_portion_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PORTION, "30")
+    assert portions_seen(2, FixedPace(8)) == ["30", "30"]
+
+
+def test_a_run_that_goes_on_has_the_portion_it_began_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(PORTION, "100")
+    for content, kept in [
+        (None, "100"),
+        ('{"must_match": {"portion": "25"}}', "25"),
+        ('{"must_match": {"threads": 1}}', "25"),
+        ("no json", "25"),
+    ]:
+        if content is not None:
+            (tmp_path / "run.json").write_text(content)
+        jobs_module.keep_portion(tmp_path)
+        assert os.environ[PORTION] == kept
+
+
+def test_the_record_names_the_portion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PORTION, "25")
+    assert share_of(torch.device("cuda")) == {"portion": "25"}
+    monkeypatch.delenv(PORTION)
+    assert share_of(torch.device("cuda")) == {"portion": "100"}
+    assert "portion" not in share_of(torch.device("cpu"))
 
 
 # ---------------------------------------------------------------- MPS

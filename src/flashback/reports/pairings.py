@@ -16,7 +16,15 @@ from flashback.records.folder import dotted
 from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
 from flashback.reports.words import ARM_TITLES, OVER_IMAGES, SETTING_TITLES, TITLES
-from flashback.training.compare import METRICS, Comparison, Row, has_equal_budget, measure_cost, tabulate
+from flashback.training.compare import (
+    METRICS,
+    Comparison,
+    Row,
+    differing_surroundings,
+    has_equal_budget,
+    measure_cost,
+    tabulate,
+)
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
@@ -59,7 +67,6 @@ class Pairing:
     @cached_property
     def comparison(self) -> Comparison:
         records = {key: run.record for key, run in self.runs.items()}
-        around = [record.run.get("must_match", {}) for record in records.values()]
         return Comparison(
             host=self.any_run.host,
             benchmark=self.any_run.benchmark,
@@ -69,7 +76,7 @@ class Pairing:
             cost={arm: measure_cost([run.record for run in self.of(arm)]) for arm in self.arms},
             equal_budget=has_equal_budget(records, self.seeds),
             differing_settings=self.differing_settings(NOT_SETTINGS),
-            differing_surroundings=sorted({key for one in around for key in differing_keys(around[0], one)}),
+            differing_surroundings=differing_surroundings(records.values()),
             failures={},
             reused=[],
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,6 @@ def conclude(planned: Sequence[Job], failures: dict[str, str], reused: list[str]
     records = {(job.arm, job.seed): read_measured(job.folder) for job in planned if job.name not in failures}
     host, flashback = (next(job.config for job in planned if job.arm == arm) for arm in ARMS)
     seeds = list(dict.fromkeys(job.seed for job in planned))
-    around = [record.run.get("must_match", {}) for record in records.values()]
     return Comparison(
         host=host["host"]["name"],
         benchmark=host["benchmark"]["name"],
@@ -152,10 +151,16 @@ def conclude(planned: Sequence[Job], failures: dict[str, str], reused: list[str]
         cost={arm: measure_cost([records[key] for key in records if key[0] == arm]) for arm in ARMS},
         equal_budget=has_equal_budget(records, seeds),
         differing_settings=differing_keys(host, flashback, ignored=["flashback", "seed"]),
-        differing_surroundings=sorted({key for one in around for key in differing_keys(around[0], one)}),
+        differing_surroundings=differing_surroundings(records.values()),
         failures=failures,
         reused=reused,
     )
+
+
+def differing_surroundings(records: Iterable[RunRecord]) -> list[str]:
+    """In what else than settings the runs differ. Their parts of a GPU change no more than how sums are rounded."""
+    around = [record.run.get("must_match", {}) for record in records]
+    return sorted({key for one in around for key in differing_keys(around[0], one, ignored=["portion"])})
 
 
 def read_measured(folder: Path) -> RunRecord:

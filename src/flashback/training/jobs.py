@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,9 @@ from flashback.config import to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line
 from flashback.recipes import config_from_dict
-from flashback.records import differing_keys, read_config, read_record
+from flashback.records import RunFolder, differing_keys, read_config, read_record
 from flashback.training.checkpoints import Interrupted
-from flashback.training.packing import FixedPace, MeasuredPace, sharing_gpu
+from flashback.training.packing import PORTION, FixedPace, MeasuredPace, sharing_gpu
 from flashback.training.processes import DIED, end_of, run_in_processes
 from flashback.training.run import LACK_OF_MEMORY, run, select_device
 from flashback.training.trainer import Observer
@@ -132,4 +134,13 @@ def attempt_here(job: Job, observer: Observer) -> str | None:
 def attempt_alone(job: Job, observer: Observer) -> str | None:
     """`attempt` in a process that has just started."""
     find_hosts(job.place.host_file)
+    keep_portion(job.folder)
     return attempt(job, observer)
+
+
+def keep_portion(folder: Path) -> None:
+    """A run that goes on gets the part of the GPU it began with, so that it ends as it would have."""
+    with suppress(FlashbackError):  # a broken record is for the run to report
+        before = RunFolder(folder).read_run().get("must_match")
+        if isinstance(before, dict) and "portion" in before:
+            os.environ[PORTION] = str(before["portion"])

@@ -22,6 +22,9 @@ SECONDS = 3.0  # of training to compare
 ROOM = 1.25  # a run may come to need so much more memory than those before it do now
 SMALLEST_RUN = 1 << 30  # bytes of the device: CUDA itself, cuBLAS, a small network
 MPS = "nvidia-cuda-mps-control"
+PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of the multiprocessors that a process may use; ignored without MPS
+WHOLE = "100"
+OVERLAP = 2.0  # the portions of all runs add up to so many devices
 
 
 class Pace(Protocol):
@@ -200,6 +203,15 @@ def own_mps() -> Iterator[bool]:
                     yield started
             finally:
                 control(words="quit\n")
+
+
+def portion(runs: int) -> dict[str, str | None]:
+    """The variable that keeps each of so many runs to its part of the device, unless the user has set one.
+
+    Kernels of small batches are short and few. Spread over the whole device, those of all runs queue behind each other;
+    on parts of it they run side by side, and parts that overlap use what one run leaves idle.
+    """
+    return {} if PORTION in os.environ else {PORTION: f"{min(100.0, 100 * OVERLAP / runs):.3g}"}
 
 
 @contextmanager

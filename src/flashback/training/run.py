@@ -24,6 +24,7 @@ from flashback.plugin import Flashback
 from flashback.recipes import config_from_dict, configure
 from flashback.records import RunFolder, differing_keys, is_finished, read_config
 from flashback.training.checkpoints import Checkpoints
+from flashback.training.packing import PORTION, WHOLE
 from flashback.training.trainer import History, Observer, Trainer, TrainingResult
 
 LACK_OF_MEMORY = (
@@ -229,15 +230,17 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
         "device_type": device.type,
         "precision": precision,
         "deterministic": device.type == "cpu" or not config.fast,
-        "must_match": {"device": name, "precision": precision, **threads_that_count(device), **versions()},
+        "must_match": {"device": name, "precision": precision, **share_of(device), **versions()},
         "versions": versions(),
         "commit": commit(),
     }
 
 
-def threads_that_count(device: torch.device) -> dict[str, int]:
-    """On a CPU sums depend on how many threads share them; a GPU does its own."""
-    return {"threads": torch.get_num_threads()} if device.type == "cpu" else {}
+def share_of(device: torch.device) -> dict[str, Any]:
+    """How much of the device a run has. Kernels are chosen by it, and sums depend on how many share them."""
+    if device.type == "cpu":
+        return {"threads": torch.get_num_threads()}
+    return {"portion": os.environ.get(PORTION, WHOLE)}
 
 
 def spent(history: History) -> dict[str, Any]:
