@@ -57,6 +57,7 @@ def slow_loss(host: Host, batch: Batch, logits: Tensor, teacher: Tensor | None, 
 
 @pytest.mark.parametrize(("name", "settings", "columns"), [
     ("lwf-mc", {}, 5),
+    ("lwf-mc", {"host__columns": "all"}, 7),
     ("icarl", {}, 5),
     ("icarl", {"host__columns": "all"}, 7),
 ])  # fmt: skip

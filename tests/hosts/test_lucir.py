@@ -112,6 +112,21 @@ def test_cross_entropy_and_margin_ignore_classes_to_come():
     torch.testing.assert_close(losses["task"], F.cross_entropy(logits, batch.y))
 
 
+def test_with_all_columns_classes_to_come_are_rivals():
+    benchmark = tiny_benchmark()
+    host = quick_host("lucir", benchmark, host__columns="all", **HARSH)
+    trainer = before_second_task(host, benchmark)
+    begin(trainer, host.stages()[0])
+    host.eval()
+    batch = batch_of(host, benchmark.tasks[1].train)
+    batch.y = batch.y % 2  # as if they were of old classes, which the margin is for
+    output = host.net(batch.x)
+    losses = host.losses(host.forward(batch))
+    torch.testing.assert_close(losses["task"], F.cross_entropy(output.logits, batch.y))
+    expected = slow_margin(output.cosines.detach(), batch.y, slice(2, 7), 2, 0.5)
+    assert losses["margin"].item() == pytest.approx(expected, rel=1e-5)
+
+
 def test_first_task_has_cross_entropy_alone():
     host = quick_host("lucir", host__memory_size=14)
     host.allocate()

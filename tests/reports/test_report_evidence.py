@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import SETTINGS, made_config, made_matrix, write_run, write_similarity
+from made_runs import SETTINGS, made_config, made_matrix, made_results, write_run, write_similarity
 
 from flashback.cli import main
 from flashback.metrics import confidence_interval
@@ -23,6 +24,7 @@ from flashback.training.sweep import plan, read_sweep
 
 SWEEPS = {
     "anchors": "anchors",
+    "anchor-switches": "anchor-switches",
     "evidence": "controlled",
     "icarl-differences": "icarl-differences",
     "tuning": "tuning",
@@ -238,6 +240,42 @@ def test_hosts_are_judged_by_their_anchors(tmp_path: Path) -> None:
     says = section(page, "What this says")
     assert "Within 2 points of the published value: icarl 50.50 (+0.68)." in says
     assert "Further than 2 points from it: xder 62.00 (+2.86), der++ 40.00 (-13.63)" in says
+
+
+def test_what_may_explain_a_difference_to_an_anchor_is_measured(tmp_path: Path) -> None:
+    def write(job: Job, value: float) -> Path:
+        flat = [[value] * (k + 1) for k in range(10)]
+        return write_run(tmp_path / job.name, job.config, dict.fromkeys(SETTINGS, flat))
+
+    icarl = write(next(filter(of_host("icarl"), jobs_of("anchors"))), 53.0)
+    results = json.loads((icarl / "results.json").read_text())
+    results["classifiers"]["other"] = made_results(dict.fromkeys(SETTINGS, made_matrix(10, 1)))["classifiers"]["linear"]
+    (icarl / "results.json").write_text(json.dumps(results))
+    write(next(filter(of_host("lucir"), jobs_of("anchors"))), 49.0)
+    switched = [job for job in jobs_of("anchor-switches") if job.config["host"]["name"] != "lwf-mc"]
+    for job, value in zip(switched, (50.0, 45.0, 52.0), strict=True):
+        write(job, value)
+    page = page_of(tmp_path)
+    own = section(page, "Are the hosts right?")
+    assert row(own, "icarl", "host.columns all")[2:5] == ["49.82", "50.00", "+0.18"]
+    assert row(own, "icarl", "host.normalise True")[2:5] == ["49.82", "52.00", "+2.18"]
+    assert row(own, "lucir", "host.columns all")[2:5] == ["41.73", "45.00", "+3.27"]
+    other = row(own, "icarl", "the same run by its other classifier")
+    assert other[3] == number(sum(made_matrix(10, 1)[-1]) / 10)
+    assert "3 of 4 planned runs are here" in own
+    says = section(page, "What this says")
+    assert "icarl comes nearest to the published value with one thing changed (host.columns all): 50.00 (+0.18)" in says
+    assert "lucir comes nearest to the published value with one thing changed (host.columns all): 45.00 (+3.27)" in says
+
+
+def test_a_record_without_a_later_setting_has_its_default(tmp_path: Path) -> None:
+    job = next(filter(of_host("lwf-mc"), jobs_of("anchors")))
+    config = copy.deepcopy(job.config)
+    del config["host"]["columns"]
+    write_run(tmp_path / "run", config, dict.fromkeys(SETTINGS, made_matrix(10, 1)))
+    evidence = Evidence(read_report([tmp_path]))
+    assert [run.name for run in evidence.anchors.runs] == ["run"]
+    assert evidence.switches.runs == []
 
 
 def test_the_differences_between_the_authors_arms_are_switched_on_one_at_a_time(tmp_path: Path) -> None:

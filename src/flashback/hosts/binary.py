@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
+from flashback.config import HostSettings
 from flashback.hosts.base import Host, one_hot
 from flashback.hosts.stages import Step
 from flashback.knowledge import ModelKnowledge, Support, soft_binary_cross_entropy
+
+
+@dataclass(frozen=True)
+class BinarySettings(HostSettings):
+    columns: Literal["seen", "all"] = "seen"  # columns of the loss; "all" trains unseen classes as negatives
 
 
 class BinaryDistillation(Host):
@@ -20,7 +28,7 @@ class BinaryDistillation(Host):
     family = "distillation"
 
     def trained_columns(self) -> slice:
-        return slice(0, self.task.seen.stop)
+        return slice(0, self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop)
 
     def stability_support(self) -> Support:
         old = self.task.old

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from flashback.hosts.base import HOSTS, Classifier
-from flashback.hosts.binary import BinaryDistillation
+from flashback.hosts.binary import BinaryDistillation, BinarySettings
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.memory import class_means
 
 
 @dataclass(frozen=True)
-class ICaRLSettings(ExemplarSettings):
-    columns: Literal["seen", "all"] = "seen"  # columns of the loss; "all" trains unseen classes as negatives
+class ICaRLSettings(ExemplarSettings, BinarySettings):
+    pass
 
 
 @HOSTS.register("icarl")
@@ -26,9 +25,6 @@ class ICaRL(ExemplarHost, BinaryDistillation):
     Settings = ICaRLSettings
     family = "replay"
     scores_unseen = False  # there is no mean for a class that was never met
-
-    def trained_columns(self) -> slice:
-        return slice(0, self.benchmark.classes) if self.settings.columns == "all" else super().trained_columns()
 
     def classifiers(self) -> dict[str, Classifier]:
         normalise = self.settings.normalise

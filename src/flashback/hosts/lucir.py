@@ -24,6 +24,7 @@ from flashback.nets import CosineNet, CosineOutput, Output, evaluating, untracke
 
 @dataclass(frozen=True)
 class LUCIRSettings(ExemplarSettings):
+    columns: Literal["seen", "all"] = "seen"  # of the losses; "all" has the random vectors of classes to come (Mammoth)
     lambda_base: float = 5.0  # weight of the less-forget term, before it is scaled with the classes
     scale: Literal["classes", "tasks"] = "classes"  # by sqrt(old / new classes), or by sqrt(task)
     hardest: int = 2  # K, the new classes an old sample is kept apart from
@@ -109,11 +110,12 @@ class LUCIR(ExemplarHost):
     def classification(self, step: Step) -> dict[str, Tensor]:
         """Cross-entropy over the classes seen, and the margin between old and new classes."""
         assert isinstance(step.output, CosineOutput)
-        labels, seen = step.batch.y, self.task.seen.stop
-        terms = {"task": cross_entropy(step.output.logits[:, :seen], labels)}
+        labels = step.batch.y
+        last = self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop
+        terms = {"task": cross_entropy(step.output.logits[:, :last], labels)}
         if self.task.index > 0:
-            hardest, margin = self.settings.hardest, self.settings.margin
-            ranking = margin_ranking(step.output.cosines, labels, self.task.new, hardest, margin)
+            others, settings = slice(self.task.new.start, last), self.settings
+            ranking = margin_ranking(step.output.cosines, labels, others, settings.hardest, settings.margin)
             terms["margin"] = self.settings.margin_weight * ranking
         return terms
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flashback.config import HostSettings, not_negative
+from flashback.config import not_negative
 from flashback.hosts.base import HOSTS
-from flashback.hosts.binary import BinaryDistillation
+from flashback.hosts.binary import BinaryDistillation, BinarySettings
 from flashback.hosts.stages import Step
 from flashback.knowledge import flat
 
 
 @dataclass(frozen=True)
-class LwFMCSettings(HostSettings):
+class LwFMCSettings(BinarySettings):
     penalty: float = 0.0  # weight of the squared norm of all parameters, added to the loss
 
     def check(self) -> None:

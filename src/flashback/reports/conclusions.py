@@ -40,9 +40,21 @@ def about_hosts(anchored: Sequence[Anchored]) -> Iterator[str]:
     if near:
         yield f"Within {NEAR:g} points of the published value: {listed(near)}."
     if far:
-        yield f"Further than {NEAR:g} points from it: {listed(far)}; what flashback does to these is read with care."
+        yield f"Further than {NEAR:g} points from it: {listed(far)}."
+    for found in (found for found in anchored if not found.near and found.nearest):
+        yield nearest_in_words(found)
     if unverified := [found for found in anchored if found.anchor.unverified]:
         yield f"Against published values that are not verified: {listed(unverified)}."
+
+
+def nearest_in_words(found: Anchored) -> str:
+    assert found.nearest is not None
+    away, forgetting = found.off_by(found.nearest.accuracy), found.anchor.forgetting
+    return (
+        f"{found.pairing.name} comes nearest to the published value with one thing changed ({found.nearest.words}): "
+        f"{number(found.nearest.accuracy)} ({number(away, '+.2f')}), forgetting {number(found.nearest.forgetting)} "
+        f"(published {number(forgetting)})."
+    )
 
 
 def listed(anchored: Sequence[Anchored]) -> str:

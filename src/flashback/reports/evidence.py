@@ -133,8 +133,23 @@ def anchors(evidence: Evidence) -> Lines:
     head = ("host", "within 2 points", "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
     lines += table((*head, "seconds a run"), rows, texts=2)
     lines += ["", SHARED] if rows else []
+    lines += switches(evidence)
     noted = (found for found in evidence.anchored if found.anchor.note)
     return lines + bullets(f"{found.pairing.name}: {found.anchor.note}" for found in noted)
+
+
+def switches(evidence: Evidence) -> Lines:
+    """What a difference to the published value may come from, measured."""
+    rows = []
+    for found in evidence.anchored:
+        for one in found.switched:
+            away = number(found.off_by(one.accuracy), "+.2f")
+            forgetting = [number(found.anchor.forgetting), number(one.forgetting)]
+            accuracies = [number(found.anchor.average_accuracy), number(one.accuracy), away]
+            rows.append([found.pairing.name, one.words, *accuracies, *forgetting])
+    head = ("host", "what is changed", "AA, published", "AA, here", "difference", "F, published", "F, here")
+    intro = ["", "The same with one thing changed, as other implementations have it:"] if rows else []
+    return [*intro, *table(head, rows, texts=2), *missing(evidence.switches)]
 
 
 def controlled(evidence: Evidence) -> Lines:
@@ -344,7 +359,7 @@ def similarity_table(one: Similarity) -> Lines:
 def short(evidence: Evidence) -> Lines:
     study = evidence.short
     lines = [
-        "Three tasks, six epochs (one of them phase 1; later stages half as long), one seed: these runs check that "
+        "Three tasks, six epochs (one of them phase 1), one seed: these runs check that "
         "every host learns on real images and that the arms differ by flashback alone. So few epochs and one seed "
         "say nothing about whether flashback helps.",
         *missing(study),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from flashback.config import FlashbackConfig
 from flashback.metrics import PairedTest, mean, paired_test
+from flashback.records import differing_keys
 from flashback.reports.pairings import Pairing, Report
-from flashback.reports.planned import Study, choose_alike, how_computed, is_of, pair_up, read_study
+from flashback.reports.planned import Study, choose_alike, deciding, how_computed, is_of, pair_up, read_study
 from flashback.reports.printed import Anchor, anchor_of
 from flashback.reports.reading import Run
 from flashback.training.evaluation import SETTINGS
@@ -22,24 +23,43 @@ NEAR = 2.0  # points of accuracy within which a host counts as that of a publica
 
 
 @dataclass(frozen=True)
+class Switched:
+    """What an anchor comes to with one thing changed."""
+
+    words: str
+    accuracy: float
+    forgetting: float
+
+
+@dataclass(frozen=True)
 class Anchored:
-    """A host beside the value of an independent publication."""
+    """A host beside the value of an independent publication, and what may explain the difference."""
 
     pairing: Pairing
     anchor: Anchor
+    switched: list[Switched]
 
     def here(self, metric: str) -> float:
         value = self.pairing.row(CLASS_INCREMENTAL, metric).mean[HOST]
         assert value is not None
         return value
 
+    def off_by(self, accuracy: float) -> float:
+        return accuracy - self.anchor.average_accuracy
+
     @property
     def difference(self) -> float:
-        return self.here(AA) - self.anchor.average_accuracy
+        return self.off_by(self.here(AA))
 
     @property
     def near(self) -> bool:
         return abs(self.difference) <= NEAR
+
+    @property
+    def nearest(self) -> Switched | None:
+        """The change that comes nearest to the published value, if any comes nearer."""
+        best = min(self.switched, key=lambda one: abs(self.off_by(one.accuracy)), default=None)
+        return best if best and abs(self.off_by(best.accuracy)) < abs(self.difference) else None
 
 
 @dataclass(frozen=True)
@@ -111,6 +131,7 @@ class Evidence:
 
         self.report = report
         self.anchors = study("anchors", "anchors")
+        self.switches = study("anchor-switches", "anchor-switches")
         self.controlled = study("evidence", "controlled")
         self.differences = study("icarl-differences", "icarl-differences")
         self.tuning = study("tuning", "tuning")
@@ -121,8 +142,21 @@ class Evidence:
 
     @cached_property
     def anchored(self) -> list[Anchored]:
-        both = ((pairing, anchor_of(pairing.any_run.benchmark, pairing.name)) for pairing in self.anchors.pairings)
-        return [Anchored(pairing, anchor) for pairing, anchor in both if anchor is not None]
+        found = []
+        for pairing in self.anchors.pairings:
+            anchor = anchor_of(pairing.any_run.benchmark, pairing.name)
+            if anchor is not None:
+                switched = [*by_other_classifiers(pairing.any_run), *self.anchors_switched(pairing.any_run)]
+                found.append(Anchored(pairing, anchor, switched))
+        return found
+
+    def anchors_switched(self, anchor: Run) -> Iterator[Switched]:
+        for run in self.switches.runs:
+            if run.host == anchor.host:
+                settings = deciding(run.settings)
+                changed = differing_keys(deciding(anchor.settings), settings)
+                words = ", ".join(f"{key} {settings[key]}" for key in changed)
+                yield Switched(words, *accuracy_and_forgetting(run.record.results))
 
     @cached_property
     def variants(self) -> list[Variant]:
@@ -174,7 +208,8 @@ class Evidence:
 
     @property
     def studies(self) -> list[Study]:
-        return [self.anchors, self.controlled, self.differences, self.tuning, self.precision, self.short]
+        first = [self.anchors, self.switches, self.controlled]
+        return [*first, self.differences, self.tuning, self.precision, self.short]
 
     @cached_property
     def shown(self) -> set[str]:
@@ -192,6 +227,17 @@ class Evidence:
         reasons = [*(study.left_out for study in self.studies), *(why for _, why in self.with_tuned.values())]
         unshown = {name: why for one in reasons for name, why in one.items() if name not in self.shown}
         return self.report.skipped | unshown
+
+
+def by_other_classifiers(run: Run) -> Iterator[Switched]:
+    """The same run, its test images told apart by another classifier than the host's own."""
+    for name, record in run.others.items():
+        yield Switched(f"the same run by its {name} classifier", *accuracy_and_forgetting(record.results))
+
+
+def accuracy_and_forgetting(results: Mapping[str, Any]) -> tuple[float, float]:
+    measured = results[CLASS_INCREMENTAL]
+    return float(measured[AA]), float(measured[FORGETTING])
 
 
 def accuracy(run: Run) -> float:

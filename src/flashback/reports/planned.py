@@ -111,11 +111,11 @@ def name_of(job: Job) -> str:
 def is_of(run: Run, job: Job, free: Sequence[str] = ()) -> bool:
     """Whether a run did what a job asks for, whatever its seed and the keys left free.
 
-    A key that one of them lacks came with a later version and stands for what was done before.
+    A key that one of them lacks came or went with a version.
     """
     if run.host != name_of(job):
         return False
-    wanted, found = deciding(job.config), deciding(run.record.config)
+    wanted, found = deciding(job.config), deciding(run.settings)
     precision = job.config["training"]["precision"]
     if precision is not None and run.record.run.get("precision") != precision:
         return False

@@ -6,11 +6,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flashback.config import to_dict
 from flashback.errors import FlashbackError
 from flashback.metrics import summarise
+from flashback.recipes import config_from_dict
 from flashback.records import RunRecord, read_record
 from flashback.reports.words import OVER_IMAGES
 from flashback.training.evaluation import SETTINGS
@@ -52,6 +55,14 @@ class Run:
     @property
     def recipe(self) -> str:
         return str(self.record.config["recipe"])
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration, resolved: a setting that came with a later version had its default then."""
+        try:
+            return to_dict(config_from_dict(self.record.config))
+        except FlashbackError:  # of a host or a version that is not here
+            return self.record.config
 
     @property
     def seed(self) -> int:
