@@ -137,14 +137,20 @@ def test_the_whole_runs_are_those_measured() -> None:
     assert folder
     assert file
     run = json.loads((ROOT / folder[1] / "run.json").read_text(encoding="utf-8"))
-    (packed,) = read_bench(ROOT / file[1]).packed
-    assert packed.together_per_second
+    measured = read_bench(ROOT / file[1])
+    whole, portions = sorted(measured.packed, key=lambda packed: packed.images_per_second)
+    assert (whole.portion, portions.portion) == ("100", "25")
+    assert whole.together_per_second
+    assert portions.together_per_second
     for said in (
+        f"Fisher information of 5,000 images takes {measured.parts['fisher']:.1f} s",
+        f"class means {measured.parts['herding all images, class means']:.2f} s",
         f"{run['images']:,} images in {run['seconds']:.0f} s",
         f"{run['images'] / run['seconds']:,.0f} images/s over everything",
         f"{1 - run['training_seconds'] / run['seconds']:.1%}".replace("%", " % of the time outside"),
-        f"{packed.together_per_second:,.0f} images/s in all",
-        f"{packed.images_per_second:,.0f} from the common start",
+        f"{portions.together_per_second:,.0f} images/s in all",
+        f"{portions.images_per_second:,.0f} from the common start",
+        f"Without portions it was {whole.together_per_second:,.0f} and {whole.images_per_second:,.0f}.",
     ):
         assert said in text
 

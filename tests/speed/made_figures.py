@@ -20,7 +20,7 @@ def made_bench() -> Bench:
     bench.parts = {"fisher": 0.25, "trainer over a bare loop": 1.02}
     bench.runs = [made_run(False), made_run(True)]
     bench.packed = [
-        Packed("icarl", False, "captured", 32, 2, 6, "own", 4, True, 240_000, 10.0, 24_000.0, 26_000.0),
+        Packed("icarl", False, "captured", 32, 2, 6, "own", 4, True, 240_000, 10.0, 24_000.0, 26_000.0, "50"),
         Packed("icarl", False, "captured", 32, 2, 60, "own", 4, False, 240_000, 20.0, 12_000.0, None),
     ]
     return bench

@@ -66,6 +66,7 @@ def test_packed_runs_are_compared_with_the_same_run_alone() -> None:
         "yes",
         "26,000",
     )
+    assert (short["portion"], long["portion"]) == ("50 %", "100 %")
     assert (long["over one"], long["MPS"], long["all training"]) == ("-", "no", "-")  # none of 60 epochs alone
 
 

@@ -137,6 +137,25 @@ def test_where_nothing_can_be_compared_the_next_doubling_tells() -> None:
     assert pace.settled
 
 
+def test_runs_alike_are_compared_with_each_other() -> None:
+    """Here too the first run has left its first task, but the second does there what the first one did alone."""
+    gpu = MadeGpu(saturating(1.0), starting=45.0)
+    alike = {f"run {k}": "seeds of one method" for k in range(12)}
+    pace = MeasuredPace(16, gpu.free, gpu.clock, alike)
+    gpu.go(pace, 12, costs=lambda k: 0.9)
+    assert gpu.most_seen == 2
+    assert pace.settled
+
+
+def test_jobs_are_alike_that_differ_in_the_seed_alone(tmp_path: Path) -> None:
+    def key(arm: str, seed: int, epochs: int = 6) -> str:
+        config = {"seed": seed, "training": {"epochs": epochs}, "flashback": {"enabled": arm == "flashback"}}
+        return jobs_module.Job(arm, seed, config, tmp_path, jobs_module.Place(None, "cuda", None)).cost_key
+
+    assert key("host", 1) == key("host", 2)
+    assert len({key("host", 1), key("flashback", 1), key("host", 1, epochs=7)}) == 3
+
+
 def test_runs_of_different_cost_are_compared_with_themselves() -> None:
     gpu = MadeGpu(saturating(1.0))
     gpu.go(pace := pace_for(gpu), 12, costs=lambda k: 1.0 if k % 2 else 5.0)

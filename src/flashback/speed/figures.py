@@ -15,6 +15,7 @@ from flashback.hosts.outside import in_one_line
 from flashback.records import differing_keys, make_folder, write_atomically
 from flashback.records.folder import LARGEST_RECORD, read_file
 from flashback.speed.setup import Size
+from flashback.training.packing import WHOLE
 
 Mode = Literal["eager", "captured", "fast"]  # captured is what a run on a GPU does by itself: deterministic
 Cache = Literal["own", "cold", "warm"]  # of compiled code: the machine's, a new one, that of a run just before
@@ -108,6 +109,7 @@ class Packed(PackedCase):
     seconds: float  # from the common start to the end of the slowest
     images_per_second: float  # of all, over everything
     together_per_second: float | None  # of all, while every one of them was training; None: never
+    portion: str = WHOLE  # percent of the multiprocessors that each might use
 
 
 @dataclass

@@ -19,7 +19,7 @@ from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts
 from flashback.speed.figures import Packed, PackedCase, Run, RunCase, TaskCost, reason
 from flashback.speed.setup import Setup
-from flashback.training.packing import FixedPace, sharing_gpu
+from flashback.training.packing import WHOLE, FixedPace, portion, sharing_gpu
 from flashback.training.processes import run_in_processes
 from flashback.training.trainer import Event, Observer, Trainer
 
@@ -165,6 +165,7 @@ def measure_packed(setup: Setup, case: PackedCase) -> Packed:
         seconds=round(seconds, 3),
         images_per_second=round(images / seconds, 1),
         together_per_second=rate_together(progress),
+        portion=portion(case.count) if shared else WHOLE,
     )
 
 

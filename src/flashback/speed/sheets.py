@@ -172,7 +172,18 @@ def task_rows(run: Run) -> list[list[str]]:
 
 def packed_sheet(bench: Bench) -> Sheet:
     alone = {(*run_key(run), run.cache): run.images_per_second for run in bench.runs}
-    columns = ("run", "tasks", "epochs", "at a time", "MPS", "seconds", "images/s", "all training", "over one")
+    columns = (
+        "run",
+        "tasks",
+        "epochs",
+        "at a time",
+        "MPS",
+        "portion",
+        "seconds",
+        "images/s",
+        "all training",
+        "over one",
+    )
     rows = []
     for packed in sorted(bench.packed, key=lambda packed: (*run_key(packed), packed.count)):
         one = alone.get((*run_key(packed), packed.cache))
@@ -183,6 +194,7 @@ def packed_sheet(bench: Bench) -> Sheet:
                 str(packed.epochs),
                 str(packed.count),
                 "yes" if packed.mps else "no",
+                f"{packed.portion} %",
                 amount(packed.seconds, ",.1f"),
                 amount(packed.images_per_second),
                 amount(packed.together_per_second),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from collections.abc import Callable, Sequence
@@ -54,6 +55,11 @@ class Job:
     def name(self) -> str:
         return self.title or f"{self.arm}, seed {self.seed}"
 
+    @property
+    def cost_key(self) -> str:
+        """The same for runs that differ in the seed alone: their steps cost the same."""
+        return json.dumps({**self.config, "seed": None}, sort_keys=True)
+
 
 def is_finished(job: Job, checksum: str | None = None) -> bool:
     """Whether the folder of a job holds its finished run; a run of anything else there is an error."""
@@ -104,7 +110,7 @@ def run_packed(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Ob
     if not jobs:
         return {}
     with sharing_gpu(jobs[0].place.device):
-        pace = FixedPace(count) if count is not None else MeasuredPace.of_gpu(len(jobs))
+        pace = FixedPace(count) if count is not None else MeasuredPace.of_gpu({job.name: job.cost_key for job in jobs})
         return run_in_processes({job.name: job for job in jobs}, pace, attempt_alone, watch)
 
 

@@ -48,7 +48,7 @@ class FixedPace:
     def ended(self, name: str) -> None: ...
 
 
-Kind = tuple[str, str, bool]  # steps that cost the same: of one run, in one stage, in the first task or a later one
+Kind = tuple[str, str, bool]  # steps that cost the same: of runs alike, in one stage, in the first task or a later one
 
 
 @dataclass
@@ -71,12 +71,20 @@ class Mark:
 class MeasuredPace:
     """Doubles the runs at a time while that makes all together faster, and while their memory fits.
 
-    Runs differ in cost, so each is compared with itself: if runs that shared the device with n others keep the share r
-    of their speed beside 2n, all together have become 2r times faster. Only moments count in which all runs train.
+    Runs differ in cost, so each is compared with itself and with those alike: if runs that shared the device with n
+    others keep the share r of their speed beside 2n, all together have become 2r times faster. Only moments count in
+    which all runs train. `alike` names what runs have in common that cost the same; without a name a run is its own.
     """
 
-    def __init__(self, most: int, free_bytes: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        most: int,
+        free_bytes: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+        alike: Mapping[str, str] | None = None,
+    ) -> None:
         self.most, self.free_bytes, self.clock = most, free_bytes, clock
+        self.alike = alike or {}
         self.free_at_first = free_bytes()
         self.limit, self.base, self.settled = 1, 0, False
         self.running: set[str] = set()
@@ -87,9 +95,9 @@ class MeasuredPace:
         self.spent: dict[int, dict[Kind, Spent]] = defaultdict(lambda: defaultdict(Spent))
 
     @classmethod
-    def of_gpu(cls, runs: int) -> MeasuredPace:
-        """For so many runs on the present GPU; each needs a core of the CPU to drive it."""
-        return cls(min(runs, usable_cores()), lambda: torch.cuda.mem_get_info()[0])
+    def of_gpu(cls, alike: Mapping[str, str]) -> MeasuredPace:
+        """For these runs on the present GPU; each needs a core of the CPU to drive it."""
+        return cls(min(len(alike), usable_cores()), lambda: torch.cuda.mem_get_info()[0], alike=alike)
 
     def started(self, name: str) -> None:
         self.running.add(name)
@@ -115,7 +123,7 @@ class MeasuredPace:
 
     def measure(self, name: str, event: Event) -> None:
         """Count steps and seconds since the last epoch, if that was of the same kind and the same runs all trained."""
-        kind = (name, event["stage"], event["task"] > 0)
+        kind = (self.alike.get(name, name), event["stage"], event["task"] > 0)
         mark, before = Mark(kind, event["task"], event["steps"], self.clock(), self.changes), self.marks.get(name)
         self.marks[name] = mark
         if before is None or self.training != self.running:
@@ -205,13 +213,13 @@ def own_mps() -> Iterator[bool]:
                 control(words="quit\n")
 
 
-def portion(runs: int) -> dict[str, str | None]:
-    """The variable that keeps each of so many runs to its part of the device, unless the user has set one.
+def portion(runs: int) -> str:
+    """Percent of the multiprocessors for each of so many runs, unless the user has set it.
 
     Kernels of small batches are short and few. Spread over the whole device, those of all runs queue behind each other;
     on parts of it they run side by side, and parts that overlap use what one run leaves idle.
     """
-    return {} if PORTION in os.environ else {PORTION: f"{min(100.0, 100 * OVERLAP / runs):.3g}"}
+    return os.environ.get(PORTION) or f"{min(100.0, 100 * OVERLAP / runs):.3g}"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from flashback.training.checkpoints import Interrupted
-from flashback.training.packing import Pace, environment, portion
+from flashback.training.packing import PORTION, Pace, environment, portion
 from flashback.training.trainer import Event, Observer
 
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
@@ -35,7 +35,7 @@ def run_in_processes(
             while waiting or running:
                 while waiting and len(running) < pace.limit:
                     name = waiting.pop(0)
-                    with environment(portion(min(pace.limit, len(jobs)))):
+                    with environment({PORTION: portion(min(pace.limit, len(jobs)))}):
                         pipe, process = start(work, jobs[name])
                     running[pipe] = name, process, watch(name)
                     pace.started(name)
