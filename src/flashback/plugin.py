@@ -58,6 +58,9 @@ class Flashback:
         stages = self.host.stages()
         if self.host.task.index == 0:
             return stages
+        main = sum(stage.main for stage in stages)
+        name = self.host.settings.name
+        within(main == 1, f"flashback splits the main stage of a task in two, and {name} has {main} of them, not one")
         return [phase for stage in stages for phase in (self.phases(stage) if stage.main else [stage])]
 
     def phases(self, main: Stage) -> list[Stage]:
@@ -150,7 +153,6 @@ class Flashback:
         self.restore()
         for name, weight in primary.items():
             weights[name].lerp_(weight, start)
-        self.host.refresh()
         self.snapshot = {}
 
     def restore(self, part: str = "") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,25 @@ def seeded_generator(*parts: object, device: torch.device | str = "cpu") -> torc
     generator = torch.Generator(device=device)
     generator.manual_seed(derive_seed(*parts))
     return generator
+
+
+@contextmanager
+def own_layer_randomness(device: torch.device) -> Iterator[None]:
+    """Layers such as dropout draw from torch's global generators: a run has them to itself, and puts them back."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+def layer_randomness(device: torch.device) -> dict[str, torch.Tensor]:
+    """The state of the generators that layers on a device draw from."""
+    states = {"layers": torch.get_rng_state()}
+    return states | {"cuda layers": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
+
+
+def set_layer_randomness(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["layers"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda layers"], device)
 
 
 @contextmanager

@@ -87,7 +87,6 @@ def test_structure_alone_fits_a_fresh_host(name: str) -> None:
         for stage in fresh.stages():
             trainer.allocate(stage)
     fresh.host.load_state_dict(trained.state, strict=True)
-    fresh.host.refresh()
     for classifier, accuracy in evaluate(fresh.host, benchmark.tasks).items():
         for setting, row in accuracy.items():
             assert row == trained.results["classifiers"][classifier][setting]["matrix"][-1]

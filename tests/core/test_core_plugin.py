@@ -62,6 +62,15 @@ def test_only_the_main_stage_is_split() -> None:
     assert (phase_1.main, phase_2.main) == (False, True)
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_host_has_one_main_stage(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    method, _ = at_second_task("lwf-mc")
+    (main,) = method.host.stages()
+    monkeypatch.setattr(method.host, "stages", lambda: [replace(main, main=k < count) for k in range(2)])
+    with pytest.raises(FlashbackError, match=f"lwf-mc has {count} of them, not one"):
+        method.stages()
+
+
 def test_phase_2_has_the_keys_of_the_host_and_phase_1_its_own() -> None:
     method, _ = at_second_task("lwf-mc")
     (main,) = method.host.stages()

@@ -231,6 +231,25 @@ def test_a_run_that_stopped_is_gone_on_with(dataset: Path, tmp_path: Path, monke
     assert [event["event"] for event in events].count("task") == 2
 
 
+def test_a_run_of_an_older_version_is_gone_on_with(dataset: Path, tmp_path: Path) -> None:
+    """A setting that it did not know has its default."""
+    config = config_for(dataset)
+    older = to_dict(config)
+    del older["training"]["evaluation_batch"]
+    RunFolder.open(tmp_path / "run", older)
+    flashback.run(config, out=tmp_path / "run", device="cpu")
+    RunFolder.open(tmp_path / "other", older)
+    changed = config_for(dataset, **{"training.evaluation_batch": 3})
+    with pytest.raises(FlashbackError, match=r"differs in training.evaluation_batch"):
+        flashback.run(changed, out=tmp_path / "other", device="cpu")
+
+
+def test_a_finished_run_keeps_one_checkpoint(dataset: Path, tmp_path: Path) -> None:
+    config = config_for(dataset, **{"checkpoint.minutes": 0.0})
+    flashback.run(config, out=tmp_path / "run", device="cpu")
+    assert len(list((tmp_path / "run" / "checkpoint").glob("*.safetensors"))) == 1
+
+
 def test_a_run_on_other_data_is_not_gone_on_with(dataset: Path, tmp_path: Path) -> None:
     config = config_for(dataset)
     folder = RunFolder.open(tmp_path / "run", to_dict(config))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashback.errors import FlashbackError
-from flashback.memory import balanced_quotas, equal_quota, fixed_quota, within_quotas
+from flashback.memory import balanced_quotas, equal_quota, within_quotas
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -21,9 +21,6 @@ def test_equal_quota(capacity: int, classes: int, quota: int) -> None:
 
 
 def test_quotas_that_do_not_fit() -> None:
-    assert fixed_quota(2000, 100, 20) == 20
-    with pytest.raises(FlashbackError, match="do not fit"):
-        fixed_quota(2000, 101, 20)
     with pytest.raises(FlashbackError, match="no room for 8 classes"):
         equal_quota(7, 8)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ import storm
 
 import flashback
 from flashback.config import CheckpointConfig, RunConfig
-from flashback.training.checkpoints import digest, digest_of
+from flashback.training.checkpoints import Interrupted, digest, digest_of
 
 
 class Crash(BaseException):
@@ -74,3 +76,19 @@ def linger(_: Any, observer: Any) -> None:
     """Work that does not end by itself, for a process of its own."""
     observer({"pid": os.getpid()})
     time.sleep(600)
+
+
+def answer(_: Any, observer: Any) -> None:
+    """Says one word, and waits a little, for a signal that may come."""
+    observer({"event": "answer"})
+    time.sleep(0.5)
+
+
+def stoppable(to_be_stopped: bool, observer: Any) -> None:
+    """Work that saves its state when it is asked to stop, as a run does."""
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    if to_be_stopped:
+        observer({"pid": os.getpid()})
+        asked.wait(60)
+        raise Interrupted

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 import storm
-from reliability_runs import go_on, icarl, linger
+from reliability_runs import answer, go_on, icarl, linger, stoppable
 
 import flashback
 from flashback import FlashbackError
 from flashback.config import CheckpointConfig
 from flashback.training import Checkpoints, Interrupted
 from flashback.training.packing import FixedPace
-from flashback.training.processes import run_in_processes
+from flashback.training.processes import STOPPED, run_in_processes
 from flashback.training.step import TrainingStep
 
 STEP = 7  # in phase 1 of the second task: its third step
@@ -69,7 +69,7 @@ def unchanged_handlers() -> Iterator[None]:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_after_its_step(
     dataset: Path, tmp_path: Path, whole: dict[str, Any], during: Any, number: signal.Signals, monkeypatch: Any
 ) -> None:
@@ -179,6 +179,53 @@ def test_sigterm_to_the_parent_of_several_runs() -> None:
     assert len(pids) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def test_a_closed_terminal_does_not_matter_under_nohup() -> None:
+    seen: list[Any] = []
+
+    def watch(_: str) -> Callable[[Any], None]:
+        def see(event: Any) -> None:
+            seen.append(event)
+            os.kill(os.getpid(), signal.SIGHUP)
+
+        return see
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_in_processes({"one": None}, FixedPace(1), answer, watch) == {"one": None}
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen[0] == {"event": "answer"}
+
+
+def test_one_process_that_is_stopped_leaves_the_others_alone() -> None:
+    def watch(name: str) -> Callable[[Any], None]:
+        return lambda event: os.kill(event["pid"], signal.SIGTERM) if "pid" in event else None
+
+    problems = run_in_processes({"stopped": True, "other": False}, FixedPace(2), stoppable, watch)
+    assert problems == {"stopped": STOPPED, "other": None}
+
+
+SCRIPT = """
+from flashback.training.compare import compare
+compare("lwf-mc", seeds=[0, 1], jobs=2, out="out", settings={"training.epochs": 2, "flashback.epochs": 1})
+"""
+
+
+def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    source = f"{Path(flashback.__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert 'put the call under: if __name__ == "__main__":' in done.stderr
 
 
 # ---------------------------------------------------------------- locks

@@ -194,13 +194,13 @@ def test_processes_that_do_not_hinder_each_other_become_more(monkeypatch: pytest
 # ---------------------------------------------------------------- portions of the device
 
 
-def portions_seen(jobs: int, pace: FixedPace) -> list[str | None]:
+def portions_seen(jobs: int, pace: FixedPace, sharing: bool = True) -> list[str | None]:
     seen: dict[str, str | None] = {}
 
     def watch(name: str) -> Observer:
         return lambda event: seen.update({name: event["portion"]}) if event["event"] == "portion" else None
 
-    problems = run_in_processes({str(k): None for k in range(jobs)}, pace, tell_portion, watch)
+    problems = run_in_processes({str(k): None for k in range(jobs)}, pace, tell_portion, watch, sharing=sharing)
     assert set(problems.values()) == {None}
     return list(seen.values())
 
@@ -212,6 +212,11 @@ def test_runs_at_a_time_get_portions_of_the_device(
     monkeypatch.delenv(PORTION, raising=False)
     assert portions_seen(jobs, FixedPace(limit)) == [each] * jobs
     assert PORTION not in os.environ
+
+
+def test_runs_that_share_nothing_get_no_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PORTION, raising=False)
+    assert portions_seen(2, FixedPace(2), sharing=False) == [None, None]
 
 
 def test_a_portion_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_parts_share_what_stands_beside_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(shipped_sweeps()))
 def test_shipped_sweeps_resolve(name: str, tmp_path: Path) -> None:
-    assert len(plan(read_sweep(name), tmp_path, HERE)) >= 5
+    assert len(plan(read_sweep(name), tmp_path, HERE)) >= 4
 
 
 def test_the_controlled_table_is_planned_whole(tmp_path: Path) -> None:

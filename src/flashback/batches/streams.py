@@ -76,15 +76,16 @@ def fetch(stream: Stream, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, T
         yield from ((batch, None) for batch in batches)
         return
     device = stream.labels.device
+    positions = [batch.cpu() for batch in batches]  # now: later each would wait for the steps before it
 
-    def load(batch: Tensor) -> Tensor:
-        images = stream.images[batch.cpu()]
+    def load(chosen: Tensor) -> Tensor:
+        images = stream.images[chosen]
         return images.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else images
 
     with ThreadPoolExecutor(max_workers=1) as pool:
-        ahead = [pool.submit(load, batch) for batch in batches[:2]]
+        ahead = [pool.submit(load, chosen) for chosen in positions[:2]]
         for k, batch in enumerate(batches):
             images = ahead.pop(0).result()
             if k + 2 < len(batches):
-                ahead.append(pool.submit(load, batches[k + 2]))
+                ahead.append(pool.submit(load, positions[k + 2]))
             yield batch, images

@@ -20,7 +20,7 @@ BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """0: done; 1: some runs failed; 2: bad input, before any training; 130: interrupted."""
+    """0: done; 1: some runs failed; 2: an error of the user's to mend, told in one line; 130: interrupted."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: say(f"warning: {message}")
         sys.exit(carry_out(sys.argv[1:] if arguments is None else list(arguments)))

@@ -97,12 +97,6 @@ class Host(nn.Module):
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """See own_state."""
 
-    def refresh(self) -> None:
-        """Forget what was derived from tensors that have just been overwritten."""
-        for module in self.modules():
-            if isinstance(module, Memory):
-                module.refresh()
-
     # ------------------------------------------------------------ a task as stages
 
     def enter(self, task: Task) -> None:

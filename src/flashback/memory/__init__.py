@@ -1,7 +1,7 @@
 """Exemplars: a memory of fixed capacity on the device, and the rules that decide what it holds."""
 
 from flashback.memory.herding import class_means, herd, herd_classes
-from flashback.memory.quotas import balanced_quotas, equal_quota, fixed_quota, within_quotas
+from flashback.memory.quotas import balanced_quotas, equal_quota, within_quotas
 from flashback.memory.store import Field, Memory, first_of_each, reservoir_slots
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "class_means",
     "equal_quota",
     "first_of_each",
-    "fixed_quota",
     "herd",
     "herd_classes",
     "reservoir_slots",

@@ -17,15 +17,6 @@ def equal_quota(capacity: int, classes: int) -> int:
     return capacity // classes
 
 
-def fixed_quota(capacity: int, classes: int, per_class: int) -> int:
-    """A number per class that never changes, provided that it fits."""
-    if per_class < 1 or per_class * classes > capacity:
-        raise FlashbackError(
-            f"{per_class} exemplars for each of {classes} classes do not fit a memory of {capacity}; change one"
-        )
-    return per_class
-
-
 def balanced_quotas(capacity: int, old: int, new: int, generator: torch.Generator) -> list[int]:
     """X-DER's rule, which fills the memory: old classes get an equal share rounded down, the new ones all the rest.
 

@@ -73,10 +73,6 @@ class Memory(nn.Module):
         known = bound >= n or (self.count.is_cuda and torch.cuda.is_current_stream_capturing())
         return min(n, bound if known else self.filled)
 
-    def refresh(self) -> None:
-        """Forget how many slots are known to be filled. Loading or restoring state needs no call: it is noticed."""
-        self._known = None
-
     def _lower_bound(self) -> int:
         # Whoever else writes `count` in place (load_state_dict, a restored snapshot) raises its version and so drops
         # the bound; replays of a captured step do not, but they only ever fill slots.

@@ -1,6 +1,15 @@
 """From a host's name and a benchmark's to the full configuration of a run."""
 
 from flashback.recipes.catalogue import KINDS, Recipe, find_recipe, list_recipes
-from flashback.recipes.configure import check_free, config_from_dict, configure
+from flashback.recipes.configure import check_free, config_from_dict, configure, resolved
 
-__all__ = ["KINDS", "Recipe", "check_free", "config_from_dict", "configure", "find_recipe", "list_recipes"]
+__all__ = [
+    "KINDS",
+    "Recipe",
+    "check_free",
+    "config_from_dict",
+    "configure",
+    "find_recipe",
+    "list_recipes",
+    "resolved",
+]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashback.config import RunConfig, build, set_dotted, within
+from flashback.config import RunConfig, build, set_dotted, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import load_installed_hosts
@@ -62,6 +62,11 @@ def own_recipe_values(host: str, benchmark: str, path: Path, flashback: bool) ->
         if (recipe.host, recipe.benchmark) == (host, benchmark):
             return recipe_values(host, benchmark, recipe.kind, flashback) | recipe.values(flashback)
     raise FlashbackError(f"{path} has no recipe for {host} on {benchmark}")
+
+
+def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as a mapping with every key: a setting that came with a later version has its default."""
+    return to_dict(config_from_dict(values))
 
 
 def config_from_dict(values: Mapping[str, Any]) -> RunConfig:

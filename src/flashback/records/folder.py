@@ -9,7 +9,7 @@ import os
 import stat
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +94,9 @@ def make_folder(path: Path) -> None:
         raise FlashbackError(f"--out {path}: cannot be used as a folder ({problem.strerror})") from None
 
 
+Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
 class RunFolder:
     """Writes the record of one run."""
 
@@ -101,19 +104,21 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def open(cls, path: Path, config: Mapping[str, Any], ignored: Collection[str] = ()) -> RunFolder:
-        """A new folder, or the one of an unfinished run of the same configuration."""
+    def open(
+        cls, path: Path, config: Mapping[str, Any], ignored: Collection[str] = (), resolve: Resolve = dict
+    ) -> RunFolder:
+        """A new folder, or the one of an unfinished run of the same configuration, once that is resolved."""
         make_folder(path)
         folder = cls(path)
         with folder.lock():  # of two processes that start at once, one writes its configuration, the other finds it
-            folder.claim(config, ignored)
+            folder.claim(config, ignored, resolve)
         return folder
 
-    def claim(self, config: Mapping[str, Any], ignored: Collection[str]) -> None:
+    def claim(self, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve) -> None:
         if not (self.path / CONFIG).exists():
             self.write(CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
             return
-        differing = differing_keys(read_config(self.path), config, ignored)
+        differing = differing_keys(resolve(read_config(self.path)), config, ignored)
         if differing:
             raise FlashbackError(
                 f"{self.path} holds an unfinished run of another configuration (differs in {', '.join(differing)}); "

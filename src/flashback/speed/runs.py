@@ -154,7 +154,7 @@ def measure_packed(setup: Setup, case: PackedCase) -> Packed:
     start = multiprocessing.get_context("spawn").Barrier(case.count)
     alone = RunCase(*(getattr(case, name) for name in RunCase.__dataclass_fields__))
     with sharing_gpu(setup.device) as shared:
-        accounts = carry_out([Job(setup, alone, start=start)] * case.count)
+        accounts = carry_out([Job(setup, alone, start=start)] * case.count, shared)
     progress = [account.progress for account in accounts]
     images = sum(account.run.images for account in accounts)
     seconds = max(own[-1][0] for own in progress) - min(own[0][0] for own in progress)
@@ -184,7 +184,7 @@ def rate_together(progress: Sequence[Progress]) -> float | None:
     return round(images / (end - begin), 1)
 
 
-def carry_out(jobs: Sequence[Job]) -> list[Account]:
+def carry_out(jobs: Sequence[Job], sharing: bool = False) -> list[Account]:
     """All jobs at a time, each in a process of its own."""
     jobs[0].setup.free()
     accounts: dict[str, Account] = {}
@@ -197,7 +197,7 @@ def carry_out(jobs: Sequence[Job]) -> list[Account]:
         return observe
 
     named = {str(k): job for k, job in enumerate(jobs)}
-    problems = run_in_processes(named, FixedPace(len(jobs)), serve, watch)
+    problems = run_in_processes(named, FixedPace(len(jobs)), serve, watch, sharing)
     # Of runs that wait for each other, one that fails makes the others fail: their own words say the least.
     found = [problem for problem in problems.values() if problem is not None]
     if found:

@@ -45,7 +45,6 @@ class Checkpoints:
         within(not folder.is_symlink(), f"{folder} is a link, and a run writes into its own folder only; remove it")
         self.folder, self.settings, self.log_size = folder, settings, log_size
         self.stopping = threading.Event()
-        self.seconds = 0.0  # spent on saving
         self.damaged: set[str] = set()  # checkpoints found so, by their number
         self._last = time.monotonic()
         self._last_epoch: tuple[int, int, int] = (0, 0, 0)
@@ -63,7 +62,6 @@ class Checkpoints:
         return time.monotonic() - self._last >= 60 * self.settings.minutes
 
     def save(self, state: RunState) -> None:
-        started = time.monotonic()
         position = state.values["position"]
         self._last_epoch = (position["task"], position["stage"], position["epoch"])
         try:
@@ -73,7 +71,6 @@ class Checkpoints:
                 raise
             warnings.warn(f"no room for a checkpoint in {self.folder}; the run goes on without it", stacklevel=2)
         self._last = time.monotonic()
-        self.seconds += self._last - started
         if self.stopping.is_set():
             raise Interrupted
 
@@ -91,12 +88,12 @@ class Checkpoints:
         finally:
             self.tidy()
 
-    def tidy(self) -> None:
+    def tidy(self, kept: int = KEPT) -> None:
         """Remove all but the newest good checkpoints, and parts that were never finished; files of others stay."""
         good = [path.stem for path in self.manifests() if path.stem not in self.damaged]
         for path in self.folder.iterdir():
             own = OWN_FILE.fullmatch(path.name)
-            if own and (own[3] or own[1] not in good[-KEPT:]) and path.is_file():
+            if own and (own[3] or own[1] not in good[-kept:]) and path.is_file():
                 path.unlink()
 
     def manifests(self) -> list[Path]:
@@ -120,14 +117,15 @@ class Checkpoints:
 
     @contextmanager
     def stop_on_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM asks for a checkpoint and a stop; the second one, of either, quits at once.
+        """The first SIGINT, SIGTERM or SIGHUP asks for a checkpoint and a stop; the second one, of any, quits at once.
 
         A signal that is ignored stays so: whoever started the process has taken care of it.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        watched = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+        asked_by = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        watched = [number for number in asked_by if signal.getsignal(number) != signal.SIG_IGN]
         previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in watched}
 
         def put_back() -> None:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashback.config import to_dict, within
+from flashback.config import within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line
-from flashback.recipes import config_from_dict
+from flashback.recipes import config_from_dict, resolved
 from flashback.records import RunFolder, differing_keys, read_config, read_record
 from flashback.training.checkpoints import Interrupted
 from flashback.training.packing import PORTION, FixedPace, MeasuredPace, sharing_gpu
-from flashback.training.processes import DIED, end_of, run_in_processes
+from flashback.training.processes import DIED, STOPPED, end_of, run_in_processes
 from flashback.training.run import LACK_OF_MEMORY, run, select_device
 from flashback.training.trainer import Observer
 
@@ -65,9 +65,7 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
     """Whether the folder of a job holds its finished run; a run of anything else there is an error."""
     if not (job.folder / "config.yaml").exists():
         return False
-    # Resolved: a setting that came with a later version had its default then.
-    there = to_dict(config_from_dict(read_config(job.folder)))
-    differing = differing_keys(there, job.config, ignored=["checkpoint"])
+    differing = differing_keys(resolved(read_config(job.folder)), job.config, ignored=["checkpoint"])
     if differing:
         raise FlashbackError(
             f"{job.folder} holds a run of another configuration (differs in {', '.join(differing)}); "
@@ -101,17 +99,17 @@ def gets_another_chance(problem: str) -> bool:
 
 
 def was_killed(problem: str | None) -> bool:
-    """By the system, or by what another process did to the GPU they shared."""
-    return problem is not None and (problem == DIED or "CUDA error" in problem)
+    """By the system, by somebody, or by what another process did to the GPU they shared."""
+    return problem is not None and (problem in (DIED, STOPPED) or "CUDA error" in problem)
 
 
 def run_packed(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer]) -> dict[str, str | None]:
     """Each run in a process of its own, several at a time."""
     if not jobs:
         return {}
-    with sharing_gpu(jobs[0].place.device):
+    with sharing_gpu(jobs[0].place.device) as sharing:
         pace = FixedPace(count) if count is not None else MeasuredPace.of_gpu({job.name: job.cost_key for job in jobs})
-        return run_in_processes({job.name: job for job in jobs}, pace, attempt_alone, watch)
+        return run_in_processes({job.name: job for job in jobs}, pace, attempt_alone, watch, sharing)
 
 
 def attempt(job: Job, observer: Observer) -> str | None:

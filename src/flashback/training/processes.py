@@ -6,26 +6,29 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from flashback.errors import FlashbackError
 from flashback.training.checkpoints import Interrupted
 from flashback.training.packing import PORTION, Pace, environment, portion
 from flashback.training.trainer import Event, Observer
 
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
 DIED = "its process ended without a word; was it out of memory?"
+STOPPED = "its process was stopped from outside"
 PATIENCE = 60.0  # seconds a process has to save its state
 
 
 def run_in_processes(
-    jobs: Mapping[str, Any], pace: Pace, work: Work, watch: Callable[[str], Observer]
+    jobs: Mapping[str, Any], pace: Pace, work: Work, watch: Callable[[str], Observer], sharing: bool = False
 ) -> dict[str, str | None]:
     """Run named jobs, as many at a time as `pace` says; returns what went wrong with each, None for nothing.
 
     `work` is a function of a module and jobs can be pickled, because every process starts afresh, as CUDA needs it.
+    Where they are `sharing` a GPU by MPS, each gets a portion of it.
     """
     waiting = list(jobs)
     problems: dict[str, str | None] = dict.fromkeys(jobs, DIED)
@@ -35,7 +38,7 @@ def run_in_processes(
             while waiting or running:
                 while waiting and len(running) < pace.limit:
                     name = waiting.pop(0)
-                    with environment({PORTION: portion(min(pace.limit, len(jobs)))}):
+                    with environment({PORTION: portion(min(pace.limit, len(jobs)))} if sharing else {}):
                         pipe, process = start(work, jobs[name])
                     running[pipe] = name, process, watch(name)
                     pace.started(name)
@@ -47,8 +50,8 @@ def run_in_processes(
                         observer(value)
                     elif kind == "end":
                         problems[name] = value
-                    elif kind == "interrupted":
-                        raise Interrupted
+                    elif kind == "interrupted":  # it alone; a signal for all reaches this process too
+                        problems[name] = STOPPED
                     else:
                         process.join()
                         pace.ended(name)
@@ -66,7 +69,13 @@ def start(work: Work, job: Any) -> tuple[Connection, BaseProcess]:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=serve, args=(work, job, sender), daemon=True)
     with ignoring_interrupts():
-        process.start()
+        try:
+            process.start()
+        except RuntimeError:  # of a process that is still importing the script it was started by
+            raise FlashbackError(
+                "several runs at a time start processes, and each reads the script anew; "
+                'put the call under: if __name__ == "__main__":'
+            ) from None
     sender.close()
     return receiver, process
 
@@ -111,15 +120,21 @@ def stop(processes: Iterable[BaseProcess]) -> None:
 
 @contextmanager
 def ignoring_interrupts() -> Iterator[None]:
-    """A process started in here does not react to Ctrl-C: its parent does, and stops it in good order."""
-    with handling(signal.SIGINT, signal.SIG_IGN):
+    """A process started in here does not react to Ctrl-C or a closed terminal: its parent does, and stops it."""
+    with handling(signal.SIGINT, signal.SIG_IGN), handling(signal.SIGHUP, signal.SIG_IGN):
         yield
 
 
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal stop the parent as Ctrl-C does; killed, it would leave its processes alone."""
-    with handling(signal.SIGTERM, signal.default_int_handler), handling(signal.SIGHUP, signal.default_int_handler):
+    """SIGTERM and a closed terminal stop the parent as Ctrl-C does; killed, it would leave its processes alone.
+
+    A signal that is ignored (nohup) stays so.
+    """
+    with ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                stack.enter_context(handling(number, signal.default_int_handler))
         yield
 
 

@@ -21,7 +21,7 @@ from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import find_hosts
 from flashback.plugin import Flashback
-from flashback.recipes import config_from_dict, configure
+from flashback.recipes import config_from_dict, configure, resolved
 from flashback.records import RunFolder, differing_keys, is_finished, read_config
 from flashback.training.checkpoints import Checkpoints
 from flashback.training.packing import PORTION, WHOLE
@@ -116,7 +116,7 @@ def run(
     with saying_what_to_lower():
         if out is None:
             return Trainer(method, benchmark, observers, precision=precision).run()
-        folder = RunFolder.open(Path(out), to_dict(config), ignored=["checkpoint"])
+        folder = RunFolder.open(Path(out), to_dict(config), ignored=["checkpoint"], resolve=resolved)
         with folder.lock():
             return _run_in_folder(folder, method, benchmark, observers, precision)
 
@@ -148,6 +148,7 @@ def _run_in_folder(
         result = trainer.run()
     folder.write_run({**facts, **spent(trainer.history)})
     folder.write_results(result.as_dict())
+    checkpoints.tidy(kept=1)  # the last one holds the trained model; nothing will go on from the one before
     return result
 
 

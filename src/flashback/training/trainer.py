@@ -17,7 +17,13 @@ from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.metrics import of_the_end, summarise
 from flashback.plugin import Flashback
-from flashback.seeds import derive_seed, seeded_initialisation
+from flashback.seeds import (
+    derive_seed,
+    layer_randomness,
+    own_layer_randomness,
+    seeded_initialisation,
+    set_layer_randomness,
+)
 from flashback.training.evaluation import SETTINGS, Accuracies, evaluate, evaluate_ahead
 from flashback.training.fast import make_step, prepare_backbones
 from flashback.training.step import TrainingStep, set_rate
@@ -135,7 +141,8 @@ class Trainer:
     # ------------------------------------------------------------ the whole run
 
     def run(self) -> TrainingResult:
-        with torch.compiler.set_stance("force_eager"):  # the captured step alone compiles, for its full batches
+        # The captured step alone compiles, for its full batches.
+        with torch.compiler.set_stance("force_eager"), own_layer_randomness(self.host.device):
             return self._run()
 
     def _run(self) -> TrainingResult:
@@ -168,7 +175,7 @@ class Trainer:
         key = (self.seed, task.index, stage.training_key)
         if not self.position.begun:
             self.allocate(stage)
-            self.host.generator.manual_seed(derive_seed(self.seed, task.index, stage.structure_key, "begin"))
+            self.seed_generators(self.seed, task.index, stage.structure_key, "begin")
             stage.begin()
         stream = stage.stream()
         self.host.train()
@@ -176,7 +183,7 @@ class Trainer:
         if self.position.begun:
             self.take_over_step()
         else:
-            self.host.generator.manual_seed(derive_seed(*key))
+            self.seed_generators(*key)
             self.history.budget.append({"task": task.index, "stage": stage.name, "steps": 0, "images": 0})
             self.count_bytes()
             self.emit(
@@ -186,7 +193,7 @@ class Trainer:
         for epoch in range(self.position.epoch, stage.epochs):
             self.run_epoch(stage, stream, epoch, stream.order(*key, epoch))
         self.step = None
-        self.host.generator.manual_seed(derive_seed(*key, "end"))
+        self.seed_generators(*key, "end")
         stage.end()
 
     def run_epoch(self, stage: Stage, stream: Stream, epoch: int, order: Tensor) -> None:
@@ -216,6 +223,11 @@ class Trainer:
             stage.allocate()
         self.host.to(self.host.device)
         prepare_backbones(self.host, self.method.networks())
+
+    def seed_generators(self, *key: object) -> None:
+        """The host's own, which augmentation and draws from a memory use, and those of layers such as dropout."""
+        self.host.generator.manual_seed(derive_seed(*key))
+        torch.manual_seed(derive_seed(*key, "layers"))
 
     def count_bytes(self) -> None:
         for name, size in self.method.knowledge_bytes().items():
@@ -261,7 +273,7 @@ class Trainer:
             "host": self.host.state_dict(),
             "method": self.method.own_state(),
             "step": self.step.state() if self.step is not None else {},
-            "random": {"generator": self.host.generator.get_state()},
+            "random": self.random_state(),
         }
         tensors = {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
         return RunState(tensors, {"position": asdict(self.position), "history": asdict(self.history)})
@@ -279,18 +291,21 @@ class Trainer:
             for stage in stages:
                 self.allocate(stage)
         copy_tensors(self.host.state_dict(), select(state.tensors, "host"))
-        self.host.refresh()
         self.method.load_own_state(select(state.tensors, "method"))
-        self._resumed = state
+        self._resumed = state if self.position.begun else None  # what the step has left to take over
+
+    def random_state(self) -> dict[str, Tensor]:
+        return {"generator": self.host.generator.get_state(), **layer_randomness(self.host.device)}
 
     def take_over_step(self) -> None:
         assert self._resumed is not None
         assert self.step is not None
         self.step.load(select(self._resumed.tensors, "step"))
-        generator = {"generator": self.host.generator.get_state()}
-        copy_tensors(generator, select(self._resumed.tensors, "random"))
+        states = self.random_state()
+        copy_tensors(states, select(self._resumed.tensors, "random"))
         try:
-            self.host.generator.set_state(generator["generator"])
+            self.host.generator.set_state(states["generator"])
+            set_layer_randomness(states, self.host.device)
         except RuntimeError:
             raise FlashbackError("the checkpoint does not hold the state of a random generator") from None
         self._resumed = None

@@ -15,7 +15,7 @@ import yaml
 from flashback.config import RunConfig, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts
-from flashback.recipes import check_free, configure
+from flashback.recipes import check_free, configure, resolved
 from flashback.records import RunFolder, dotted, is_finished, read_record, write_atomically
 from flashback.training.run import run
 from flashback.training.trainer import Observer
@@ -67,7 +67,8 @@ def tune(
 
     base = configured(ALPHAS[0], 1)
     within(base.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
-    folder = RunFolder.open(Path(out), to_dict(base)).path  # another tuning in the same folder is refused
+    # Another tuning in the same folder is refused.
+    folder = RunFolder.open(Path(out), to_dict(base), resolve=resolved).path
     study = optuna.create_study(
         study_name="flashback",
         storage=f"sqlite:///{(folder / 'study.db').resolve()}",
