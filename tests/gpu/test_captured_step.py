@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-FAMILIES = ("icarl", "lwf-mc", "oewc", "foster")
+FAMILIES = ("icarl", "lwf-mc", "oewc", "der++", "xder", "foster", "beef")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -92,6 +92,29 @@ def test_resumed_captured_run_equals_the_run_never_stopped(name: str, precision:
         assert again[0] == whole[0], keeper.moments[moment]
         for key, tensor in whole[1].items():
             assert torch.equal(again[1][key], tensor), (keeper.moments[moment], key)
+
+
+def test_a_compiled_run_resumes_exactly_too(tmp_path: Path) -> None:
+    """Long runs compile; here the batches are as small as the images, so that it is quick."""
+    config, moment = config_of("icarl", compile=True), 40
+    whole = train(config, "bf16")
+    with pytest.raises(Interrupted):
+        train(config, "bf16", StopAt(tmp_path, moment))
+    again = train(config, "bf16", StopAt(tmp_path, None), Checkpoints(tmp_path, CheckpointConfig()).load())
+    assert again[0] == whole[0]
+    for key, tensor in whole[1].items():
+        assert torch.equal(again[1][key], tensor), key
+
+
+def test_images_that_are_fetched_ahead_do_not_disturb_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident = train(config_of("icarl", compile=False))
+    monkeypatch.setattr("flashback.batches.streams.room_on", lambda device: 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fetched = train(config_of("icarl", compile=False))
+    assert fetched[0] == resident[0]
+    for key, tensor in resident[1].items():
+        assert torch.equal(fetched[1][key], tensor), key
 
 
 def test_compilations_do_not_grow_with_the_tasks() -> None:

@@ -113,8 +113,11 @@ class CapturedStep(TrainingStep):
         graph.register_generator_state(generator)
         try:
             # What the thread that fetches images does meanwhile is none of the capture's business.
-            recording = torch.cuda.graph(graph, self.pool, self.side, capture_error_mode="thread_local")
-            with recording, self.compiled(inputs):
+            mode = "thread_local"
+            with (
+                torch.cuda.graph(graph, pool=self.pool, stream=self.side, capture_error_mode=mode),
+                self.compiled(inputs),
+            ):
                 self.descend(*static)
         except Exception as error:  # a host from outside may do anything in its step
             self.capturing = False
