@@ -23,6 +23,7 @@ from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord, read_record
+from flashback.reports.words import ABSENT
 from flashback.training.sweep import read_sweep, shipped_sweeps
 
 Command = Callable[..., tuple[int, str, str]]
@@ -85,7 +86,7 @@ def assert_printed(record: RunRecord, out: str) -> None:
         assert title.startswith(name)
         for column, setting in enumerate(("class_incremental", "task_incremental")):
             value = record.results[setting][metric]
-            assert rows[title][column] == ("-" if value is None else f"{value:.2f}")
+            assert rows[title][column] == (ABSENT if value is None else f"{value:z.2f}")
 
 
 def test_without_a_terminal_every_task_has_a_line(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from scipy import stats
 
+from flashback.cli.tables import row_cells
+from flashback.metrics import PairedTest
 from flashback.records import read_record
 from flashback.training import jobs
 from flashback.training import run as run_config
-from flashback.training.compare import METRICS, compare
+from flashback.training.compare import METRICS, Row, compare
 from flashback.training.jobs import ARMS
 from flashback.training.trainer import Trainer
 
@@ -118,8 +121,9 @@ def test_a_failed_run_stops_and_spoils_no_other(
         return run_config(config, **options)
 
     monkeypatch.setattr(jobs, "run", run)
-    code, _, err = flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)
+    code, out, err = flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)
     assert code == 1
+    assert "Seeds that only one arm has (host: 1) count for its mean, not for the difference and its test." in out
     reason = "RuntimeError: a bug (see out/flashback/seed-1/failure.txt)" if bug else "the loss is not finite"
     assert err == f"failed: flashback, seed 1: {reason}\n"
     assert Path("out/flashback/seed-1/failure.txt").exists() == bug
@@ -130,7 +134,9 @@ def test_a_failed_run_stops_and_spoils_no_other(
     assert set(row["values"]["flashback"]) == {"0", "2"}
     assert row["test"]["pairs"] == 2
     monkeypatch.setattr(jobs, "run", run_config)
-    assert flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)[0] == 0  # only the failed one is made up
+    code, out, _ = flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)  # only the failed one is made up
+    assert code == 0
+    assert "only one arm has" not in out
 
 
 def test_all_runs_failed(flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +165,36 @@ def test_arms_or_surroundings_that_differ_are_named(flashback: Command, tiny: li
     record["must_match"]["torch"] = "1.0"
     path.write_text(json.dumps(record))
     assert "Not all runs were made alike: torch differ." in flashback(*command)[1]
+
+
+def test_a_setting_that_came_later_is_not_flagged(flashback: Command, tiny: list[str]) -> None:
+    command = ("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny)
+    flashback(*command)
+    path = Path("out/host/seed-0/config.yaml")
+    config = yaml.safe_load(path.read_text())
+    del config["host"]["columns"], config["training"]["first_schedule"]
+    path.write_text(yaml.safe_dump(config))
+    code, out, err = flashback(*command)
+    assert (code, err) == (0, "")
+    assert "Reused: 2 finished runs." in out
+    assert "settings differ" not in out
+    assert json.loads(Path("out/comparison.json").read_text())["differing_settings"] == []
+
+
+def test_numbers_follow_from_the_matrices(flashback: Command, tiny: list[str]) -> None:
+    command = ("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny)
+    first = flashback(*command)[1]
+    path = Path("out/host/seed-0/results.json")
+    results = json.loads(path.read_text())
+    results["class_incremental"]["average_accuracy"] = 99.0
+    path.write_text(json.dumps(results))
+    assert table(flashback(*command)[1]) == table(first)
+
+
+def test_zero_has_no_sign_in_a_terminal() -> None:
+    test = PairedTest(-1e-12, -0.1, 1e-9, 3, -0.001, 0.002)
+    row = Row("class_incremental", "forgetting", {}, {"host": -1e-12, "flashback": None}, dict.fromkeys(ARMS), test)
+    assert row_cells(row) == ["0.00", "–", "+0.00", "+0.00 to +0.00", "< 0.0001"]
 
 
 # ---------------------------------------------------------------- several at a time

@@ -14,12 +14,15 @@ import pytest
 from made_runs import SETTINGS, made_config, made_matrix, made_results, write_run, write_similarity
 
 from flashback.cli import main
+from flashback.config import FlashbackConfig, set_dotted
 from flashback.metrics import confidence_interval
-from flashback.reports import evidence_page, read_report
+from flashback.records import differing_keys, dotted
+from flashback.reports import Report, evidence_page, read_report
+from flashback.reports.evidence import anchors, controlled, differences, precision, short, similarity, tuned
 from flashback.reports.gathered import Change, Evidence
 from flashback.reports.planned import is_of
 from flashback.reports.words import number
-from flashback.training.jobs import FLASHBACK, Job, Place
+from flashback.training.jobs import ARMS, FLASHBACK, Job, Place
 from flashback.training.sweep import plan, read_sweep
 
 SWEEPS = {
@@ -92,8 +95,19 @@ def test_part_of_a_sweep_is_shown_and_the_rest_named(tmp_path: Path) -> None:
     write_sweep(tmp_path, "evidence", keep=lambda job: of_host("oewc")(job) and job.seed != 369)
     own = section(page_of(tmp_path), "Does flashback help at equal cost?")
     assert "4 of 31 planned runs are here" in own
+    assert "only one arm has" not in own
     assert row(own, "oewc", "AA", "Table 1")[3] == "2"
     assert "icarl" not in own.split("### Remarks")[0]
+
+
+def test_seeds_that_one_arm_lacks_are_named(tmp_path: Path) -> None:
+    write_sweep(
+        tmp_path,
+        "evidence",
+        keep=lambda job: of_host("oewc")(job) and (job.seed == 123 or job.arm != FLASHBACK),
+    )
+    own = section(page_of(tmp_path), "Does flashback help at equal cost?")
+    assert "- oewc: Seeds that only one arm has (host: 246, 369) count for its mean" in own.split("### Remarks")[1]
 
 
 def test_one_arm_alone_gives_no_difference(tmp_path: Path) -> None:
@@ -365,6 +379,21 @@ def test_precisions_are_compared_in_pairs(tmp_path: Path, shifts: tuple[float, .
     assert f"icarl in bf16 and fp32, class-incremental average accuracy: {said}" in section(page, "What this says")
 
 
+def test_precisions_are_compared_at_the_seeds_that_both_have(tmp_path: Path) -> None:
+    """A run in one of them alone is no part of its mean."""
+    third = max(job.seed for job in jobs_of("precision"))
+    write_sweep(
+        tmp_path,
+        "precision",
+        lambda job: -40.0 if job.seed == third else 1.0 * (job.config["training"]["precision"] == "bf16"),
+        lambda job: of_host("icarl")(job) and (job.seed != third or job.config["training"]["precision"] == "bf16"),
+    )
+    cells = row(section(page_of(tmp_path), "Does the precision matter?"), "icarl")
+    means = [float(cell.split(" ±")[0]) for cell in cells[3:5]]
+    assert cells[2] == "2"
+    assert means[0] - means[1] == pytest.approx(float(cells[5]), abs=0.011) == 1.0
+
+
 def test_representations_are_tabulated_by_layer(tmp_path: Path) -> None:
     folder = tmp_path / "somewhere"
     folder.mkdir(parents=True)
@@ -389,6 +418,82 @@ def test_short_runs_are_set_against_the_host_that_keeps_nothing(tmp_path: Path) 
     own = section(page_of(tmp_path), "Short runs of every host")
     assert "not above it: ewc." in own
     assert own.count("| beef-compress | difference |") == 2
+
+
+# ---------------------------------------------------------------- what the page says of the settings
+
+SAYS = [
+    (controlled, "controlled", "host.net", "resnet32", "", "Network resnet18", "Network resnet32"),
+    (controlled, "controlled", "benchmark.order", "1993", "", "identity order", "1993 order"),
+    (controlled, "controlled", "host.memory_size", 500, "", "memory 2000 where", "memory 500 where"),
+    (controlled, "controlled", "training.epochs", 90, "", "60 epochs a task", "90 epochs a task"),
+    (controlled, "controlled", "flashback.epochs", 7, "oewc", "10 (oewc: 5) of them", "10 (oewc: 7) of them"),
+    (controlled, "controlled", "flashback.epochs", 10, "oewc", "10 (oewc: 5) of them", "flashback 10 of them"),
+    (controlled, "controlled", "training.epochs", 90, "icarl", "60 epochs", "60 (icarl: 90) epochs"),
+    (tuned, "tuning", "benchmark.validation", 0.2, "", "a share of 0.1 of the", "a share of 0.2 of the"),
+    (tuned, "tuning", "benchmark.tasks", 7, "", "5 tasks, 20 epochs", "7 tasks, 20 epochs"),
+    (tuned, "tuning", "flashback.alpha", 0.5, "", "4 weights, 1 short run each", "1 weight, 1 short run each"),
+    (precision, "precision", "training.epochs", 30, "", "(4 tasks, 20 epochs,", "(4 tasks, 30 epochs,"),
+    (precision, "precision", "training.precision", "tf32", "", "in bf16 and fp32,", "in tf32,"),
+    (precision, "controlled", "training.precision", "fp32", "", "Long runs train in bf16", "Long runs train in fp32"),
+    (short, "short", "benchmark.tasks", 2, "", "Runs of 3 tasks, 6 epochs (1", "Runs of 2 tasks, 6 epochs (1"),
+    (short, "short", "flashback.epochs", 4, "", "epochs (1 of them phase 1)", "epochs (4 of them phase 1)"),
+]
+
+
+@pytest.mark.parametrize(("write", "sweep", "key", "value", "host", "before", "after"), SAYS)
+def test_the_settings_told_are_those_planned(
+    write: Callable[[Evidence], list[str]], sweep: str, key: str, value: Any, host: str, before: str, after: str
+) -> None:
+    def changed(job: Job) -> Job:
+        has_key = key in dotted(job.config) and (not host or of_host(host)(job))
+        config = copy.deepcopy(job.config)
+        if has_key:
+            set_dotted(config, key, value)
+        return replace(job, config=config)
+
+    evidence = Evidence(Report([], [], {}))
+    assert before in write(evidence)[0]
+    study = getattr(evidence, sweep)
+    setattr(evidence, sweep, replace(study, jobs=[changed(job) for job in study.jobs]))
+    assert before not in write(evidence)[0]
+    assert after in write(evidence)[0]
+
+
+@pytest.mark.parametrize(
+    ("write", "sweep", "before", "after"),
+    [
+        (anchors, "anchors", "1 seed,", "2 seeds,"),
+        (differences, "differences", "1 seed each", "2 seeds each"),
+        (tuned, "tuning", "1 short run each", "2 short runs each"),
+        (short, "short", "and 1 seed check", "and 2 seeds check"),
+    ],
+)
+def test_the_seeds_told_are_those_planned(
+    write: Callable[[Evidence], list[str]], sweep: str, before: str, after: str
+) -> None:
+    evidence = Evidence(Report([], [], {}))
+    assert before in write(evidence)[0]
+    study = getattr(evidence, sweep)
+    setattr(evidence, sweep, replace(study, jobs=[*study.jobs, replace(study.jobs[0], seed=7)]))
+    assert after in write(evidence)[0]
+
+
+def test_the_controlled_arms_have_the_same_settings_and_steps_and_references_have_one_arm() -> None:
+    study = Evidence(Report([], [], {})).controlled
+    assert f"without flashback: {', '.join(study.references)}." in controlled(Evidence(Report([], [], {})))[0]
+    assert study.references == ["finetune", "joint", "der++"]
+    for host in set(study.hosts) - set(study.references):
+        bare, flashback = (study.job(host, arm).config for arm in ARMS)
+        assert differing_keys(bare, flashback, ignored=["flashback"]) == []
+        assert FlashbackConfig(**flashback["flashback"]).equal_budget(flashback["training"]["epochs"])
+
+
+def test_representations_are_compared_for_planned_runs() -> None:
+    evidence = Evidence(Report([], [], {}))
+    command = next(line for line in similarity(evidence) if line.startswith("flashback cka"))
+    planned = {f"runs/controlled/{job.name}" for job in jobs_of("evidence")}
+    assert set(command.split()[2:5]) <= planned
 
 
 # ---------------------------------------------------------------- which record belongs where
@@ -483,7 +588,9 @@ def test_a_tuned_run_is_paired_with_hosts_computed_alike(tmp_path: Path) -> None
             precision = "fp32" if job.seed == 123 else "bf16"
             write_job(tmp_path / "tuned", replace(job, config=config), 4.0, precision=precision)
     page = page_of(tmp_path)
-    assert row(section(page, "With the weight tuned"), "icarl", "AA")[3] == "3 and 2"
+    own = section(page, "With the weight tuned")
+    assert row(own, "icarl", "AA")[3] == "3 and 2"
+    assert "- icarl: Seeds that only one arm has (host: 123) count for its mean" in own
     assert section(page, "Left out").count("computed in fp32") == 1
 
 

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run
 
+from flashback.config import to_dict
 from flashback.metrics import (
     average_accuracy,
     deviation,
@@ -16,8 +18,11 @@ from flashback.metrics import (
     paired_test,
     verdict,
 )
+from flashback.recipes import configure
 from flashback.reports import read_report
 from flashback.reports.pairings import Pairing
+from flashback.reports.payload import payload
+from flashback.reports.sections import remarks
 
 CI, TI = SETTINGS
 
@@ -65,6 +70,34 @@ def test_a_seed_of_one_arm_alone_makes_no_pair(tmp_path: Path) -> None:
     assert pairing.seeds == [0, 1, 7]
     assert len(pairing.of("host")) == 3
     assert pairing.row(CI).test.pairs == 2
+
+
+def write_odd_seed(folder: Path, host: str = "icarl", seed: int = 7, **changes: Any) -> None:
+    """A run of one arm alone, far from all others."""
+    odd = {setting: made_matrix(4, seed, shift=-60.0) for setting in SETTINGS}
+    write_run(folder / f"odd-{seed}", made_config(host, seed=seed, **changes), odd)
+
+
+def test_a_seed_of_one_arm_alone_counts_for_its_mean_and_is_named(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=3)
+    assert read_report([tmp_path]).seed_remarks == []
+    before = only(tmp_path).row(CI)
+    write_odd_seed(tmp_path)
+    write_odd_seed(tmp_path, seed=5, flashback__enabled=True)
+    write_odd_seed(tmp_path, seed=4, flashback__enabled=True)
+    after = only(tmp_path).row(CI)
+    assert after.mean["host"] != before.mean["host"]
+    assert after.matched == before.matched == before.mean
+    assert after.test == before.test
+    assert read_report([tmp_path]).seed_remarks == [
+        "icarl on split-cifar100: Seeds that only one arm has (host: 7; with flashback: 4, 5) count for its mean, "
+        "not for the difference and its test."
+    ]
+
+
+def test_of_one_arm_alone_no_seed_is_remarked_upon(tmp_path: Path) -> None:
+    write_odd_seed(tmp_path)
+    assert read_report([tmp_path]).seed_remarks == []
 
 
 def test_one_seed_allows_no_test_and_one_arm_no_comparison(tmp_path: Path) -> None:
@@ -176,6 +209,62 @@ def test_averages_over_images_are_shown_for_unequal_tasks_alone(tmp_path: Path) 
     )
 
 
+# ---------------------------------------------------------------- settings that came with a later version
+
+
+def resolved_config(seed: int, flashback: bool, without: str = "", recipe: str = "controlled") -> dict[str, Any]:
+    """All settings of a run, or as a version wrote them that did not have one of them yet."""
+    config = to_dict(configure("lwf-mc", "split-cifar100", flashback=flashback, seed=seed, recipe=recipe))
+    section, _, key = without.partition(".")
+    if key:
+        del config[section][key]
+    return config
+
+
+KEYS = ["host.columns", "benchmark.validation", "training.first_schedule", "flashback.alpha_schedule"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("old", ["host", "flashback", "seed"])
+def test_a_setting_that_came_later_neither_splits_nor_flags_older_records(tmp_path: Path, key: str, old: str) -> None:
+    matrices = {setting: made_matrix(4) for setting in SETTINGS}
+    for seed in (0, 1):
+        for arm in ("host", "flashback"):
+            is_old = old == arm or (old == "seed" and seed == 1)
+            config = resolved_config(seed, arm == "flashback", key if is_old else "")
+            write_run(tmp_path / f"{arm}-{seed}", config, matrices)
+    report = read_report([tmp_path])
+    (pairing,) = report.pairings
+    assert pairing.name == "lwf-mc on split-cifar100"
+    assert len(pairing.runs) == 4
+    assert pairing.differing_settings() == ["flashback.enabled"]
+    assert pairing.comparison.differing_settings == []
+    assert remarks(report) == []
+    shown = {row[0]: row[1:] for row in payload(report)["pairings"][0]["config"]}
+    assert [name for name, values in shown.items() if len(values) > 1] == ["flashback.enabled"]
+
+
+def test_older_records_are_named_by_what_a_later_setting_was_then(tmp_path: Path) -> None:
+    matrices = {setting: made_matrix(4) for setting in SETTINGS}
+    new = resolved_config(0, False)
+    default = new["host"]["columns"]
+    assert default != "all"
+    new["host"]["columns"] = "all"
+    write_run(tmp_path / "new", new, matrices)
+    write_run(tmp_path / "old", resolved_config(0, False, "host.columns"), matrices)
+    names = {pairing.name for pairing in read_report([tmp_path]).pairings}
+    assert names == {f"lwf-mc on split-cifar100 (host.columns {value})" for value in ("all", default)}
+
+
+def test_arms_that_a_recipe_sets_up_differently_meet_across_versions(tmp_path: Path) -> None:
+    matrices = {setting: made_matrix(4) for setting in SETTINGS}
+    host = resolved_config(0, False, "benchmark.validation")
+    host["training"]["lr"] = 0.5
+    write_run(tmp_path / "host", host, matrices)
+    write_run(tmp_path / "flashback", resolved_config(0, True), matrices)
+    assert only(tmp_path).comparison.differing_settings == ["training.lr"]
+
+
 # ---------------------------------------------------------------- the paper's tests
 
 
@@ -214,6 +303,36 @@ def test_the_test_over_tasks_uses_means_over_seeds(tmp_path: Path) -> None:
     assert test.pairs == 4
     assert test.p == pytest.approx(paired_over_tasks(*means).p)
     assert average_accuracy(means[1]) > average_accuracy(means[0])
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_the_papers_tests_rest_on_common_seeds(tmp_path: Path, enabled: bool) -> None:
+    for host in ("icarl", "xder"):
+        write_comparison(tmp_path / host, host, gain=len(host))
+    before = read_report([tmp_path])
+    write_odd_seed(tmp_path, flashback__enabled=enabled)
+    after = read_report([tmp_path])
+    assert len(after.runs) == len(before.runs) + 1
+    test = after.over_methods("split-cifar100")
+    assert test is not None
+    assert test.p is not None
+    assert test == before.over_methods("split-cifar100")
+    for setting in SETTINGS:
+        assert after.pairings[0].over_tasks(setting).t is not None
+        assert after.pairings[0].over_tasks(setting) == before.pairings[0].over_tasks(setting)
+
+
+def test_without_a_common_seed_the_papers_tests_have_nothing_to_say(tmp_path: Path) -> None:
+    for host in ("icarl", "xder", "lucir"):
+        write_comparison(tmp_path / host, host, seeds=1)
+    write_odd_seed(tmp_path / "a", "der++", seed=1)
+    write_odd_seed(tmp_path / "b", "der++", seed=2, flashback__enabled=True)
+    report = read_report([tmp_path])
+    test = report.over_methods("split-cifar100")
+    assert test is not None
+    assert test.pairs == 6
+    apart = report.pairings[0].over_tasks(CI)
+    assert (apart.pairs, apart.difference, apart.unit) == (0, None, "task")
 
 
 def test_deviation_is_absent_for_one_seed(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from flashback.errors import FlashbackError
 from flashback.metrics import summarise
 from flashback.reports import html_page, read_report
 from flashback.reports.reading import EPOCHS_KEPT, find
+from flashback.training.compare import read_finished
 
 MATRICES = {setting: made_matrix(3) for setting in SETTINGS}
 
@@ -131,6 +132,28 @@ def test_what_is_broken_is_named_and_left_out(breakage: str, tmp_path: Path) -> 
     assert list(found.skipped) == ["bad"]
     assert reason in found.skipped["bad"]
     assert str(tmp_path) not in found.skipped["bad"]
+
+
+@pytest.mark.parametrize("breakage", [
+    "no matrix", "no second setting", "empty matrix", "ragged matrix", "words in the matrix", "impossible accuracy",
+    "not a number", "wrong zero shot", "no steps", "no seconds", "no bytes",
+])  # fmt: skip
+def test_a_comparison_refuses_what_a_report_leaves_out(breakage: str, tmp_path: Path) -> None:
+    spoil, reason = BREAKAGES[breakage]
+    folder = write_run(tmp_path / "run", made_config(), MATRICES)
+    assert read_finished(folder).results == find([tmp_path]).runs[0].record.results
+    spoil(folder)
+    with pytest.raises(FlashbackError, match=f"run is not a whole record: .*{reason}.*; remove the folder"):
+        read_finished(folder)
+
+
+@pytest.mark.parametrize(("quantity", "value"), [("steps", -1), ("images", 1e300), ("seconds", True)])
+def test_impossible_costs_are_refused_alike(quantity: str, value: float, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", made_config(), MATRICES, **{quantity: value})
+    said = f"run.json does not say how many {quantity} the run took"
+    assert find([tmp_path]).skipped == {"run": said}
+    with pytest.raises(FlashbackError, match=said):
+        read_finished(folder)
 
 
 def test_folders_that_never_were_runs_are_passed_over(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run
 
+import flashback
 from flashback.errors import FlashbackError
 from flashback.metrics import average_accuracy, paired_test
-from flashback.reports import csv_table, latex_tables, markdown_tables, read_report, write_report
-from flashback.reports.tables import latex, plain
+from flashback.reports import csv_table, html_page, latex_tables, markdown_tables, read_report, write_report
+from flashback.reports.markdown import plain, table_lines
+from flashback.reports.tables import latex
 
 EVIL = "a|b<script>&_{x}$1%\\=~^#`*\nnext"
 
@@ -56,6 +58,26 @@ def test_markdown_has_answers_and_a_table_per_setting(tmp_path: Path) -> None:
     assert "printed +0.45" in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in tables[:5]} == {11}
+
+
+def test_seeds_of_one_arm_alone_are_named_under_every_table(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    before = read_report([tmp_path])
+    write_run(tmp_path / "more", made_config(seed=7), {setting: made_matrix(4) for setting in SETTINGS})
+    after = read_report([tmp_path])
+    said = "Seeds that only one arm has (host: 7) count for its mean, not for the difference and its test."
+    for write in (markdown_tables, latex_tables, html_page):
+        assert "only one arm has" not in write(before)
+        assert said in write(after)
+    assert f"- icarl on split-cifar100: {said}" in markdown_tables(after).splitlines()
+
+
+def test_markdown_tables_are_put_together_in_one_place() -> None:
+    made = table_lines(("a_b", "n"), [["x|y", "-1.00"]], texts=1)
+    assert made == [r"| a\_b | n |", "| --- | ---: |", r"| x\|y | -1.00 |"]
+    package = Path(flashback.__file__).parent
+    rooms = [path for room in ("reports", "speed", "cli") for path in (package / room).glob("*.py")]
+    assert [path.name for path in rooms if "---:" in path.read_text(encoding="utf-8")] == ["markdown.py"]
 
 
 def test_latex_is_booktabs_with_both_arms_and_their_difference(tmp_path: Path) -> None:

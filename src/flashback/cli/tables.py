@@ -14,6 +14,7 @@ from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord
+from flashback.reports.words import interval, number, probability, signed, spread, unmatched_seeds
 from flashback.training.compare import METRICS, Comparison, Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS
@@ -29,7 +30,6 @@ NAMES = {
     "new_task_accuracy": "new task, last",
     "mean_new_task_accuracy": "new task, mean",
 }
-ABSENT = "-"
 WIDE = 104  # columns of a terminal that shows a comparison whole
 
 
@@ -41,14 +41,10 @@ def title_of(metric: str) -> str:
 def make_table(title: str, *columns: str, texts: int = 1) -> Table:
     """The first `texts` columns hold words, the others numbers."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for number, column in enumerate(columns):
-        is_text = number < texts
+    for place, column in enumerate(columns):
+        is_text = place < texts
         table.add_column(column, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     return table
-
-
-def number(value: float | None, form: str = ".2f") -> str:
-    return ABSENT if value is None else format(value, form)
 
 
 # ---------------------------------------------------------------- what there is
@@ -150,11 +146,8 @@ def comparison_table(comparison: Comparison, width: int) -> Table:
 
 
 def row_cells(row: Row) -> list[str]:
-    spread = [f" ± {row.deviation[arm]:.2f}" if row.deviation[arm] is not None else "" for arm in ARMS]
-    means = [number(row.mean[arm]) + spread[k] for k, arm in enumerate(ARMS)]
-    test = row.test
-    interval = ABSENT if test.low is None or test.high is None else f"{test.low:+.2f} to {test.high:+.2f}"
-    return [*means, number(test.difference, "+.2f"), interval, number(test.p, ".2g")]
+    means = [spread(row.mean[arm], row.deviation[arm]) for arm in ARMS]
+    return [*means, signed(row.test.difference), interval(row.test), probability(row.test.p)]
 
 
 def cost_table(comparison: Comparison) -> Table:
@@ -168,6 +161,8 @@ def cost_table(comparison: Comparison) -> Table:
 
 def comparison_notes(comparison: Comparison) -> Iterable[str]:
     """What a reader has to know besides the numbers."""
+    if said := unmatched_seeds(comparison):
+        yield said
     if comparison.differing_settings:
         yield f"The settings differ between the arms: {', '.join(comparison.differing_settings)}."
     if comparison.differing_surroundings:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flashback.metrics import PairedTest, mean, verdict
 from flashback.metrics.statistics import holm
-from flashback.reports.gathered import AA, CLASS_INCREMENTAL, FORGETTING, LEARNING, NEAR, Anchored, Evidence
+from flashback.reports.gathered import AA, CLASS_INCREMENTAL, FORGETTING, LEARNING, NEAR, Anchored, Evidence, alpha
 from flashback.reports.pairings import Pairing, Report
-from flashback.reports.planned import Study, name_of
+from flashback.reports.planned import Study
 from flashback.reports.printed import printed_for
 from flashback.reports.reading import Similarity
-from flashback.reports.words import SETTING_TITLES, SIGNIFICANT, direction, number, plural, probability
+from flashback.reports.words import SETTING_TITLES, SIGNIFICANT, direction, number, plural, probability, signed
 from flashback.training.compare import Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
@@ -52,14 +52,14 @@ def nearest_in_words(found: Anchored) -> str:
     away, forgetting = found.off_by(found.nearest.accuracy), found.anchor.forgetting
     return (
         f"{found.pairing.name} comes nearest to the published value with one thing changed ({found.nearest.words}): "
-        f"{number(found.nearest.accuracy)} ({number(away, '+.2f')}), forgetting {number(found.nearest.forgetting)} "
+        f"{number(found.nearest.accuracy)} ({signed(away)}), forgetting {number(found.nearest.forgetting)} "
         f"(published {number(forgetting)})."
     )
 
 
 def listed(anchored: Sequence[Anchored]) -> str:
     return ", ".join(
-        f"{found.pairing.name} {number(found.here(AA))} ({number(found.difference, '+.2f')})" for found in anchored
+        f"{found.pairing.name} {number(found.here(AA))} ({signed(found.difference)})" for found in anchored
     )
 
 
@@ -90,7 +90,7 @@ def about_accuracy(pairings: Sequence[Pairing]) -> Iterator[str]:
 
 
 def amounts(rows: dict[str, Row]) -> str:
-    each = (f"{name} {number(row.test.difference, '+.2f')}{only(row.test)}" for name, row in rows.items())
+    each = (f"{name} {signed(row.test.difference)}{only(row.test)}" for name, row in rows.items())
     return f" ({', '.join(each)})" if rows else ""
 
 
@@ -114,7 +114,7 @@ def printed_gains(pairings: Sequence[Pairing], setting: str) -> dict[str, float]
     return {
         pairing.name: printed.value[FLASHBACK] - (printed.value[HOST] if printed.rerun is None else printed.rerun)
         for pairing in pairings
-        for printed in printed_for(pairing.any_run.record.config)
+        for printed in printed_for(pairing.any_run.settings)
         if (printed.setting, printed.metric) == (setting, AA) and len(printed.value) == len(ARMS)
     }
 
@@ -161,14 +161,15 @@ def about_differences(evidence: Evidence) -> Iterator[str]:
     for variant in later:
         value, switched = variant.value(CLASS_INCREMENTAL), variant.change.since(base.change)
         if value is not None:
-            text = f"{' and '.join(switched)} {number(value - before, '+.2f')}"
+            text = f"{' and '.join(switched)} {signed(value - before)}"
             (alone if len(switched) == 1 else together).append(text)
     host = evidence.differences.hosts[0]
     if alone:
-        yield f"{host}, from the authors' host arm ({number(before)}, one seed), switched on alone: {', '.join(alone)}."
+        seeds = plural(len(evidence.differences.seeds), "seed")
+        yield f"{host}, from the authors' host arm ({number(before)}, {seeds}), switched on alone: {', '.join(alone)}."
     if together:
         gains = printed_gains(evidence.controlled.pairings, CLASS_INCREMENTAL)
-        printed = f" The paper prints {number(gains[host], '+.2f')}." if host in gains else ""
+        printed = f" The paper prints {signed(gains[host])}." if host in gains else ""
         yield f"Switched on together: {', '.join(together)}.{printed}"
 
 
@@ -177,9 +178,9 @@ def about_tuning(evidence: Evidence) -> Iterator[str]:
         test = pairing.row(CLASS_INCREMENTAL).test
         own = evidence.controlled.pairing(host)
         before = own.row(CLASS_INCREMENTAL).test.difference if own else None
-        beside = f" The recipe's weight changes it by {number(before, '+.2f')}." if before is not None else ""
-        weight = pairing.of(FLASHBACK)[0].record.config["flashback"]["alpha"]
-        yield f"{host}, class-incremental, with the weight tuned (alpha_p {weight:g}): {verdict(test)}{beside}"
+        beside = f" The recipe's weight changes it by {signed(before)}." if before is not None else ""
+        weight = f"{alpha(pairing.of(FLASHBACK)[0]):g}"
+        yield f"{host}, class-incremental, with the weight tuned (alpha_p {weight}): {verdict(test)}{beside}"
 
 
 def about_precision(evidence: Evidence) -> Iterator[str]:
@@ -194,16 +195,15 @@ def precision_in_words(test: PairedTest) -> str:
     if test.p is None or test.low is None or test.high is None:
         return "no test is possible"
     if test.p < SIGNIFICANT:
-        return f"they differ by {number(test.difference, '+.2f')} (p {probability(test.p)})"
+        return f"they differ by {signed(test.difference)} (p {probability(test.p)})"
     unseen = number((test.high - test.low) / 2)
     return f"no difference was found; with {test.pairs} seeds one of less than {unseen} points could not have been seen"
 
 
 def above_the_floor(study: Study, setting: str) -> Iterator[str]:
     """Which hosts remember more than one that only has the arm without flashback: it keeps no knowledge."""
-    with_flashback = {name_of(job) for job in study.jobs if job.arm == FLASHBACK}
     accuracies = {pairing.name: pairing.row(setting).mean[HOST] for pairing in study.pairings}
-    for floor in (host for host in study.hosts if host not in with_flashback):
+    for floor in study.references:
         least = accuracies.pop(floor, None)
         if least is not None:
             above = [host for host, value in accuracies.items() if value is not None and value > least]

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
+
+from flashback.benchmarks import BENCHMARKS
 from flashback.metrics import deviation, mean
+from flashback.recipes import config_from_dict
 from flashback.reports.conclusions import (
     above_the_floor,
     conclusions,
@@ -21,6 +25,7 @@ from flashback.reports.gathered import (
     CLASS_INCREMENTAL,
     FORGETTING,
     LEARNING,
+    NEAR,
     Evidence,
     Precisions,
     Variant,
@@ -28,12 +33,13 @@ from flashback.reports.gathered import (
     alpha,
     known,
 )
+from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Report
 from flashback.reports.planned import Study, name_of
 from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies, printed_for
 from flashback.reports.reading import Run, Similarity
 from flashback.reports.sections import remarks
-from flashback.reports.tables import change, markdown_table, plain
+from flashback.reports.tables import change, markdown_table
 from flashback.reports.words import (
     ABSENT,
     ARM_TITLES,
@@ -43,16 +49,19 @@ from flashback.reports.words import (
     number,
     plural,
     probability,
+    signed,
     spread,
 )
 from flashback.training.compare import Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
+from flashback.training.run import select_precision
 
 EFFECTS = (AA, FORGETTING, LEARNING, "new_task_accuracy", "stability_plasticity_ratio")
 FEW_METRICS = (AA, FORGETTING, LEARNING)
 SHARED = "Runs may have shared the device: seconds compare neither arms nor hosts. [Speed](speed.md) has the costs."
 NOT_RUN = "<!-- not run: needs CIFAR-100 and a GPU -->"
+REFERENCE = "joint"  # representations are compared with those of this host
 Lines = list[str]
 
 
@@ -118,8 +127,8 @@ def what_it_says(evidence: Evidence) -> Lines:
 
 def anchors(evidence: Evidence) -> Lines:
     lines = [
-        "Before flashback is judged, the hosts are: each alone, at the settings of an independent publication, one "
-        "seed, class-incremental. Within two points counts as the same.",
+        "Before flashback is judged, the hosts are: each alone, at the settings of an independent publication, "
+        f"{seeds_in(evidence.anchors)}, class-incremental. Within {NEAR:g} points counts as the same.",
         *missing(evidence.anchors),
     ]
     rows = []
@@ -129,8 +138,9 @@ def anchors(evidence: Evidence) -> Lines:
         accuracies = [number(found.anchor.average_accuracy), spread(row.mean[HOST], row.deviation[HOST])]
         forgetting = [number(found.anchor.forgetting), number(found.here(FORGETTING))]
         spent = [seeds_of(row), whole(cost.seconds)]
-        rows.append([found.pairing.name, judged, *accuracies, number(found.difference, "+.2f"), *forgetting, *spent])
-    head = ("host", "within 2 points", "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
+        rows.append([found.pairing.name, judged, *accuracies, signed(found.difference), *forgetting, *spent])
+    near = f"within {NEAR:g} points"
+    head = ("host", near, "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
     lines += table((*head, "seconds a run"), rows, texts=2)
     lines += ["", SHARED] if rows else []
     lines += switches(evidence)
@@ -143,7 +153,7 @@ def switches(evidence: Evidence) -> Lines:
     rows = []
     for found in evidence.anchored:
         for one in found.switched:
-            away = number(found.off_by(one.accuracy), "+.2f")
+            away = signed(found.off_by(one.accuracy))
             forgetting = [number(found.anchor.forgetting), number(one.forgetting)]
             accuracies = [number(found.anchor.average_accuracy), number(one.accuracy), away]
             rows.append([found.pairing.name, one.words, *accuracies, *forgetting])
@@ -155,9 +165,10 @@ def switches(evidence: Evidence) -> Lines:
 def controlled(evidence: Evidence) -> Lines:
     study = evidence.controlled
     lines = [
-        "ResNet-18, identity order, memory 2000 where a host has one, 60 epochs a task; with flashback 10 of them "
-        "(online EWC: 5) are phase 1. Both arms have the same settings and take the same optimiser steps. Finetune, "
-        "joint and DER++ stand beside them for reference.",
+        f"Network {study.said('host.net')}, {order_of(study)} order, memory {study.said('host.memory_size')} where a "
+        f"host has one, {study.said('training.epochs')} epochs a task; with flashback {phase_1(study)} of them are "
+        "phase 1. Both arms have the same settings and take the same optimiser steps. For reference, without "
+        f"flashback: {', '.join(study.references)}.",
         *missing(study),
     ]
     if not study.runs:
@@ -169,14 +180,14 @@ def controlled(evidence: Evidence) -> Lines:
         lines += ["", "All metrics:", "", *markdown_table(report, setting)]
         lines += bullets(f"{pairing.name}: {pairing.answer(setting)}" for pairing in study.compared)
     lines += ["", "### What a run cost", *cost_table(report)]
-    noted = [*remarks(report), *inconsistencies(report.benchmarks)]
+    noted = [*report.seed_remarks, *remarks(report), *inconsistencies(report.benchmarks)]
     return lines + (["", "### Remarks", *bullets(noted)] if noted else [])
 
 
 def printed_table(report: Report, setting: str) -> Lines:
     rows = []
     for pairing in report.pairings:
-        for printed in printed_for(pairing.any_run.record.config):
+        for printed in printed_for(pairing.any_run.settings):
             if printed.setting == setting:
                 row = pairing.row(setting, printed.metric)
                 theirs = [printed.text(arm) or ABSENT for arm in ARMS]
@@ -222,8 +233,8 @@ def differences(evidence: Evidence) -> Lines:
     lines = [
         f"The authors' scripts for {', '.join(study.hosts)} change more than flashback between the arms: only the "
         "arm with flashback lowers its learning rate (and on Split CIFAR-10 it trains longer). Here each change is "
-        "switched on alone, from their host arm, then together; one seed each. The host with the epochs of phase 2 "
-        "alone shows what plastic knowledge adds to the restart. The controlled arms close the table.",
+        f"switched on alone, from their host arm, then together; {seeds_in(study)} each. The host with the epochs of "
+        "phase 2 alone shows what plastic knowledge adds to the restart. The controlled arms close the table.",
         *missing(study),
     ]
     if not study.runs:
@@ -242,15 +253,17 @@ def variant_cells(variant: Variant, base: Variant, setting: str) -> list[str]:
     since = None if now is None or before is None or variant is base else now - before
     words = [ARM_TITLES[FLASHBACK if change.flashback else HOST], change.rate, " + ".join(map(str, change.epochs))]
     values = [number(variant.value(setting, metric)) for metric in FEW_METRICS]
-    return [*words, str(len(variant.runs)), *values, number(since, "+.2f")]
+    return [*words, str(len(variant.runs)), *values, signed(since)]
 
 
 def tuned(evidence: Evidence) -> Lines:
+    study = evidence.tuning
+    weights = len(study.values("flashback.alpha"))
     lines = [
-        "The weight of the plasticity loss chosen on a tenth of the training images, never on test images: four "
-        "weights, one short run each (five tasks, 20 epochs). The best one then trains in full, on all training "
-        "images, as a third arm.",
-        *missing(evidence.tuning),
+        f"The weight of the plasticity loss chosen on a share of {study.said('benchmark.validation')} of the training "
+        f"images, never on test images: {plural(weights, 'weight')}, {plural(len(study.seeds), 'short run')} each "
+        f"({length_of(study)}). The best one then trains in full, on all training images, as a third arm.",
+        *missing(study),
     ]
     if not evidence.chosen:
         return lines
@@ -264,7 +277,7 @@ def tuned(evidence: Evidence) -> Lines:
     for setting in SETTINGS:
         if evidence.tuned:
             lines += [*bold(setting), *tuned_table(evidence, setting)]
-    return lines
+    return lines + bullets(Report(list(evidence.tuned.values()), [], {}).seed_remarks)
 
 
 def tuned_table(evidence: Evidence, setting: str) -> Lines:
@@ -302,11 +315,13 @@ def missing_tuned(evidence: Evidence) -> Lines:
 
 
 def precision(evidence: Evidence) -> Lines:
+    study = evidence.precision
     lines = [
-        "Long runs train in bf16. The same short runs (four tasks, 20 epochs, the host alone) in both precisions, "
-        "with the same seeds; the difference is the first minus the second, tested in pairs by seed, "
-        "uncorrected for the number of tests. Few seeds give a wide interval: what lies inside it is not ruled out.",
-        *missing(evidence.precision),
+        f"Long runs train in {precision_on_gpu(evidence.controlled)}. The same short runs ({length_of(study)}, the "
+        f"host alone) in {' and '.join(study.values('training.precision'))}, with the same seeds; the difference is "
+        "the first minus the second, tested in pairs by seed, uncorrected for the number of tests. Few seeds give a "
+        "wide interval: what lies inside it is not ruled out.",
+        *missing(study),
     ]
     for setting in SETTINGS:
         if evidence.precisions:
@@ -321,7 +336,7 @@ def precision_cells(found: Precisions, setting: str) -> list[str]:
     test = found.test(setting)
     values = [known(found.values(name, setting)) for name in found.runs]
     means = [spread(mean(one), deviation(one)) for one in values]
-    tested = [number(test.difference, "+.2f"), interval(test), probability(test.p)]
+    tested = [signed(test.difference), interval(test), probability(test.p)]
     return [found.host, precision_in_words(test), str(test.pairs), *means, *tested]
 
 
@@ -335,9 +350,8 @@ def similarity(evidence: Evidence) -> Lines:
         lines += ["", f"**{plain(one.title)}**", *similarity_table(one), "", plain(similarity_in_words(one))]
     absent = [host for host in hosts_with_similarity() if host not in {one.host for one in found}]
     if absent:
-        where = "runs/controlled/split-cifar100"
-        folders = [f"{where}/{absent[0]}/controlled/recipe/{arm}/seed-123" for arm in ARMS]
-        folders.append(f"{where}/joint/controlled/recipe/host/seed-123")
+        jobs = [*(evidence.controlled.job(absent[0], arm) for arm in ARMS), evidence.controlled.job(REFERENCE, HOST)]
+        folders = [f"runs/{evidence.controlled.folder}/{job.name}" for job in jobs]
         lines += ["", f"Not run yet: {', '.join(absent)}. For each, from runs that still have their checkpoints:", ""]
         lines += bash(f"flashback cka {' '.join(folders)} --data ~/data --out results/cka/{absent[0]}")
     return lines
@@ -359,9 +373,9 @@ def similarity_table(one: Similarity) -> Lines:
 def short(evidence: Evidence) -> Lines:
     study = evidence.short
     lines = [
-        "Three tasks, six epochs (one of them phase 1), one seed: these runs check that "
-        "every host learns on real images and that the arms differ by flashback alone. So few epochs and one seed "
-        "say nothing about whether flashback helps.",
+        f"Runs of {length_of(study)} ({phase_1(study)} of them phase 1) and {seeds_in(study)} check that every host "
+        "learns on real images and that the arms differ by flashback alone. So few epochs and seeds say nothing about "
+        "whether flashback helps.",
         *missing(study),
     ]
     report = Report(study.pairings, [], {})
@@ -369,7 +383,7 @@ def short(evidence: Evidence) -> Lines:
         if report.pairings:
             above = bullets(above_the_floor(study, setting))
             lines += [*bold(setting), "", *markdown_table(report, setting), *above]
-    return lines
+    return lines + bullets(report.seed_remarks)
 
 
 def others(evidence: Evidence) -> Lines:
@@ -383,6 +397,30 @@ def others(evidence: Evidence) -> Lines:
 
 def left_out(evidence: Evidence) -> Lines:
     return bullets(f"{name}: {reason}" for name, reason in evidence.left_out.items())[1:]
+
+
+# ---------------------------------------------------------------- what was planned, from the settings of the sweeps
+
+
+def seeds_in(study: Study) -> str:
+    return plural(len(study.seeds), "seed")
+
+
+def length_of(study: Study) -> str:
+    return f"{study.said('benchmark.tasks')} tasks, {study.said('training.epochs')} epochs"
+
+
+def phase_1(study: Study) -> str:
+    return study.said("flashback.epochs", [FLASHBACK])
+
+
+def order_of(study: Study) -> str:
+    benchmark = study.jobs[0].config["benchmark"]
+    return str(benchmark["order"] or BENCHMARKS[benchmark["name"]].order)
+
+
+def precision_on_gpu(study: Study) -> str:
+    return select_precision(config_from_dict(study.jobs[0].config), torch.device("cuda"))
 
 
 # ---------------------------------------------------------------- small parts
@@ -407,10 +445,7 @@ def bash(command: str) -> Lines:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> Lines:
     """A table after an empty line, its first columns texts; nothing without rows."""
-    if not rows:
-        return []
-    lines = [head, ["---"] * texts + ["---:"] * (len(head) - texts), *([plain(cell) for cell in row] for row in rows)]
-    return ["", *("| " + " | ".join(line) + " |" for line in lines)]
+    return ["", *table_lines(head, rows, texts)] if rows else []
 
 
 def bullets(items: Iterable[str]) -> Lines:
@@ -437,7 +472,7 @@ def tested(row: Row | None) -> str:
     if row is None:
         return ABSENT
     alone = " (one seed)" if row.test.pairs == 1 else ""
-    return number(row.test.difference, "+.2f") + (alone if row.test.p is None else f" (p {probability(row.test.p)})")
+    return signed(row.test.difference) + (alone if row.test.p is None else f" (p {probability(row.test.p)})")
 
 
 def whole(value: float | None) -> str:

@@ -104,7 +104,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Precisions:
-    """The same runs of a host in two precisions, by precision and seed."""
+    """The same runs of a host in two precisions, by precision and seed: the seeds that both have."""
 
     host: str
     runs: dict[str, dict[int, Run]]
@@ -202,8 +202,10 @@ class Evidence:
             for run in self.precision.runs:
                 if run.host == host:
                     runs[str(run.record.run["precision"])][run.seed] = run
-            if all(runs.values()):
-                found.append(Precisions(host, runs))
+            common = set.intersection(*(set(own) for own in runs.values()))
+            if common:
+                paired = {name: {seed: own[seed] for seed in own if seed in common} for name, own in runs.items()}
+                found.append(Precisions(host, paired))
         return found
 
     @property
@@ -245,4 +247,4 @@ def accuracy(run: Run) -> float:
 
 
 def alpha(run: Run) -> float:
-    return float(run.record.config["flashback"]["alpha"])
+    return float(run.settings["flashback"]["alpha"])

@@ -19,9 +19,9 @@ from flashback.reports.words import (
     TITLES,
     direction,
     interval,
-    number,
     plural,
     probability,
+    signed,
     spread,
 )
 from flashback.training.compare import Row
@@ -177,6 +177,7 @@ def results(report: Report) -> Html:
                 "▲ better and ▼ worse with flashback; bold where p < 0.05. The arrow beside a metric says which way is "
                 "better. SPR is forgetting in percent of the accuracy on the last task, so read it together with NTA."
             ),
+            *map(note, report.seed_remarks),
         ]
     )
 
@@ -188,7 +189,7 @@ def result_row(pairing: Pairing, found: Row) -> Html:
     kind = " ".join(f"n {direction(found.metric, test.difference)} {sure}".split())
     numbers = [
         *(spread(found.mean[arm], found.deviation[arm]) for arm in ARMS),
-        element("td", number(test.difference, "+.2f"), class_=kind),
+        element("td", signed(test.difference), class_=kind),
         interval(test),
         probability(test.p),
         str(test.pairs),

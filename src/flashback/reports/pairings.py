@@ -10,14 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, verdict
+from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, paired_test, verdict
 from flashback.records import RunRecord, differing_keys
 from flashback.records.folder import dotted
 from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
-from flashback.reports.words import ARM_TITLES, OVER_IMAGES, SETTING_TITLES, TITLES
+from flashback.reports.words import ARM_TITLES, SETTING_TITLES, TITLES, unmatched_seeds
 from flashback.training.compare import (
     METRICS,
+    OVER_IMAGES,
     Comparison,
     Row,
     differing_surroundings,
@@ -54,6 +55,11 @@ class Pairing:
         return sorted({seed for _, seed in self.runs})
 
     @property
+    def common_seeds(self) -> list[int]:
+        """Those that both arms have."""
+        return [seed for seed in self.seeds if all((arm, seed) in self.runs for arm in ARMS)]
+
+    @property
     def tasks(self) -> int:
         return self.any_run.tasks
 
@@ -85,7 +91,7 @@ class Pairing:
         """The settings in which the arms differ."""
         if len(self.arms) < len(ARMS):
             return []
-        host, flashback = (self.of(arm)[0].record.config for arm in ARMS)
+        host, flashback = (self.of(arm)[0].settings for arm in ARMS)
         return differing_keys(host, flashback, ignored)
 
     def row(self, setting: str, metric: str = "average_accuracy") -> Row:
@@ -99,8 +105,11 @@ class Pairing:
         return f"Average accuracy, {SETTING_TITLES[setting]}, {budget}: {verdict(self.row(setting).test)}"
 
     def over_tasks(self, setting: str) -> PairedTest:
-        """The paper's test for oEWC: one pair per task, of average accuracies that are means over seeds."""
-        host, flashback = (mean_matrix([run.record for run in self.of(arm)], setting) for arm in ARMS)
+        """The paper's test for oEWC: one pair per task, of average accuracies that are means over common seeds."""
+        seeds = self.common_seeds
+        if not seeds:
+            return paired_test([], [], unit="task")
+        host, flashback = (mean_matrix([self.runs[arm, seed].record for seed in seeds], setting) for arm in ARMS)
         return paired_over_tasks(host, flashback)
 
     def other_classifiers(self) -> dict[str, list[Row]]:
@@ -127,6 +136,12 @@ class Report:
         return list({run.name: run for pairing in self.pairings for run in pairing.runs.values()}.values())
 
     @property
+    def seed_remarks(self) -> list[str]:
+        """Of which pairings the means of a table rest on other seeds than the differences."""
+        said = {pairing.name: unmatched_seeds(pairing.comparison) for pairing in self.pairings}
+        return [f"{name}: {remark}" for name, remark in said.items() if remark]
+
+    @property
     def benchmarks(self) -> list[str]:
         return list(dict.fromkeys(pairing.any_run.benchmark for pairing in self.pairings))
 
@@ -135,17 +150,17 @@ class Report:
         return [metric for metric in TITLES if any(metric in pairing.metrics for pairing in self.pairings)]
 
     def over_methods(self, benchmark: str) -> PairedTest | None:
-        """The paper's test: one pair per method and setting, of means over seeds; None for a single method.
+        """The paper's test: one pair per method and setting, of means over common seeds; None for a single method.
 
         A method that ran with several settings would count more than once, so it does not count.
         """
-        complete = [p for p in self.pairings if p.any_run.benchmark == benchmark and len(p.arms) == len(ARMS)]
+        complete = [p for p in self.pairings if p.any_run.benchmark == benchmark and p.common_seeds]
         times = Counter(p.any_run.host for p in complete)
         complete = [p for p in complete if times[p.any_run.host] == 1]
         if len(complete) < 2:
             return None
         host, flashback = (
-            {p.name: {s: mean for s in SETTINGS if (mean := p.row(s).mean[arm]) is not None} for p in complete}
+            {p.name: {s: mean for s in SETTINGS if (mean := p.row(s).matched[arm]) is not None} for p in complete}
             for arm in ARMS
         )
         return paired_over_methods(host, flashback)
@@ -163,7 +178,7 @@ def read_report(folders: Sequence[Path]) -> Report:
 def pair(found: Found) -> list[Pairing]:
     groups: dict[str, dict[str, dict[str, list[Run]]]] = {}  # settings, arm, settings of flashback
     for run in found.runs:
-        variant = canonical(run.record.config["flashback"]) if run.arm == FLASHBACK else ""
+        variant = canonical(run.settings["flashback"]) if run.arm == FLASHBACK else ""
         groups.setdefault(identity(run), {}).setdefault(run.arm, {}).setdefault(variant, []).append(run)
     pairs = []
     for group in join_arms(list(groups.values())):
@@ -176,7 +191,7 @@ def pair(found: Found) -> list[Pairing]:
 
 def identity(run: Run) -> str:
     """Equal for runs that only differ in seed, arm and flashback's own settings, and learned from the same images."""
-    config = {key: value for key, value in run.record.config.items() if key not in NOT_SETTINGS}
+    config = {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
     data = [run.record.run.get(key) for key in ("data_checksum", "class_order")]
     return canonical([config, data, run.tasks])
 
@@ -201,7 +216,7 @@ def join_arms(groups: Sequence[Arms]) -> list[Arms]:
     for group in groups:
         if len(group) < len(ARMS):
             run = next(run for variants in group.values() for runs in variants.values() for run in runs)
-            key = canonical([run.host, run.record.config["benchmark"], run.recipe, run.tasks])
+            key = canonical([run.host, run.settings["benchmark"], run.recipe, run.tasks])
             halves.setdefault(key, []).append(group)
     joined = [two[0] | two[1] for two in halves.values() if len(two) == 2 and two[0].keys() != two[1].keys()]
     used = [id(group) for two in halves.values() if len(two) == 2 and two[0].keys() != two[1].keys() for group in two]
@@ -238,7 +253,7 @@ def name_pairs(pairs: Sequence[Mapping[tuple[str, int], Run]]) -> list[str]:
 
 def settings_of(runs: Mapping[tuple[str, int], Run]) -> dict[str, Any]:
     """The flat settings of a pairing: those of its flashback arm, else of its host."""
-    config = list(runs.values())[-1].record.config
+    config = list(runs.values())[-1].settings
     ignored = NOT_SETTINGS if all(arm == HOST for arm, _ in runs) else ("seed", "checkpoint")
     return dotted({key: value for key, value in config.items() if key not in ignored})
 

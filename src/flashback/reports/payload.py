@@ -77,7 +77,7 @@ def losses(curve: Losses) -> dict[str, Any]:
 
 def settings(pairing: Pairing) -> list[list[str]]:
     """Each key with its value, or with one value per arm where they differ; seeds are all those that ran."""
-    flat = [dotted(pairing.of(arm)[0].record.config) for arm in pairing.arms]
+    flat = [dotted(pairing.of(arm)[0].settings) for arm in pairing.arms]
     for own, arm in zip(flat, pairing.arms, strict=True):
         own["seed"] = sorted(run.seed for run in pairing.of(arm))
     keys = dict.fromkeys(key for own in flat for key in own)

@@ -12,7 +12,7 @@ from flashback.records.folder import dotted
 from flashback.reports.pairings import Pairing, by_seed
 from flashback.reports.reading import Run
 from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import Job, Place
+from flashback.training.jobs import ARMS, FLASHBACK, Job, Place
 from flashback.training.sweep import plan, read_sweep
 
 # Where the settings of a run came from and how it was computed; what it computed is decided by all other keys.
@@ -36,6 +36,32 @@ class Study:
     @property
     def hosts(self) -> list[str]:
         return list(dict.fromkeys(name_of(job) for job in self.jobs))
+
+    @property
+    def references(self) -> list[str]:
+        """The hosts that are planned without flashback alone."""
+        with_flashback = {name_of(job) for job in self.jobs if job.arm == FLASHBACK}
+        return [host for host in self.hosts if host not in with_flashback]
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(dict.fromkeys(job.seed for job in self.jobs))
+
+    def values(self, key: str, arms: Sequence[str] = ARMS) -> dict[Any, list[str]]:
+        """The values planned for a setting, in order, each with its hosts; some have no such setting."""
+        found: dict[Any, list[str]] = {}
+        for job in self.jobs:
+            settings = dotted(job.config)
+            if job.arm in arms and key in settings:
+                own = found.setdefault(settings[key], [])
+                own += [name_of(job)] if name_of(job) not in own else []
+        return found
+
+    def said(self, key: str, arms: Sequence[str] = ARMS) -> str:
+        """The planned value of a setting, and in brackets the hosts that have another."""
+        (usual, _), *others = sorted(self.values(key, arms).items(), key=lambda item: -len(item[1]))
+        exceptions = "; ".join(f"{', '.join(hosts)}: {value}" for value, hosts in others)
+        return f"{usual} ({exceptions})" if exceptions else str(usual)
 
     @cached_property
     def pairings(self) -> list[Pairing]:

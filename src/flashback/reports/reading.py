@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashback.config import to_dict
+from flashback.config import within
 from flashback.errors import FlashbackError
-from flashback.metrics import summarise
-from flashback.recipes import config_from_dict
+from flashback.recipes import resolved
 from flashback.records import RunRecord, read_record
-from flashback.reports.words import OVER_IMAGES
+from flashback.training.compare import check_measured, is_number, measured
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
@@ -60,7 +59,7 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """The configuration, resolved: a setting that came with a later version had its default then."""
         try:
-            return to_dict(config_from_dict(self.record.config))
+            return resolved(self.record.config)
         except FlashbackError:  # of a host or a version that is not here
             return self.record.config
 
@@ -155,66 +154,22 @@ def read_run(path: Path, name: str) -> Run:
         raise FlashbackError("not finished: results.json is not there")
     record = read_record(path)
     check_config(record.config)
-    check_costs(record.run)
-    own = settings_of(record.results)
+    own = check_measured(record)
     listed = record.results.get("classifiers")
     further = {
-        str(classifier): RunRecord(path, record.config, record.run, settings_of(values))
+        str(classifier): replace(record, results=measured(values))
         for classifier, values in (listed.items() if isinstance(listed, dict) else ())
         if classifier != record.results.get("classifier")
     }
-    return Run(name, RunRecord(path, record.config, record.run, own), further, read_epochs(path))
+    return Run(name, own, further, read_epochs(path))
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     for section, key, kind in (("host", "name", str), ("benchmark", "name", str), ("flashback", "enabled", bool)):
         inner = config.get(section)
-        demand(isinstance(inner, dict) and type(inner.get(key)) is kind, f"config.yaml has no {section}.{key}")
-    demand(type(config.get("seed")) is int, "config.yaml has no seed")
-    demand(isinstance(config.get("recipe"), str), "config.yaml has no recipe")
-
-
-def check_costs(run: Mapping[str, Any]) -> None:
-    for quantity in ("steps", "images", "seconds"):
-        demand(is_number(run.get(quantity), 1e18), f"run.json does not say how many {quantity} the run took")
-    sizes = run.get("knowledge_bytes")
-    demand(
-        isinstance(sizes, dict) and all(is_number(size, 1e18) for size in sizes.values()),
-        "run.json does not say how many bytes of knowledge the run kept",
-    )
-    demand(isinstance(run.get("must_match", {}), dict), "run.json does not hold a mapping under must_match")
-
-
-def settings_of(results: Any) -> dict[str, Any]:
-    """Matrices and metrics of both settings."""
-    demand(isinstance(results, dict), "results.json holds no settings")
-    return {setting: measured(results.get(setting), setting) for setting in SETTINGS}
-
-
-def measured(values: Any, setting: str) -> dict[str, Any]:
-    demand(isinstance(values, dict), f"results.json has no {setting} results")
-    matrix = lower_triangle(values.get("matrix"), setting)
-    ahead = {name: percentages(values.get(name), f"{setting} {name}") for name in ("zero_shot", "untrained")}
-    # The number of test images is not in the record, so what depends on it is taken over.
-    over_images = {name: values[name] if is_number(values.get(name), 100) else None for name in OVER_IMAGES}
-    metrics = {**summarise(matrix, [1] * len(matrix), **ahead), **over_images}
-    # What the record says has no value has none, whatever the matrix would give: joint training has no history.
-    return {"matrix": matrix, **{name: None if values.get(name, 0) is None else metrics[name] for name in metrics}}
-
-
-def lower_triangle(matrix: Any, setting: str) -> list[list[float]]:
-    whole = isinstance(matrix, list) and len(matrix) > 0 and all(isinstance(row, list) for row in matrix)
-    demand(whole, f"results.json has no {setting} matrix")
-    rows: list[list[float]] = [row[: k + 1] for k, row in enumerate(matrix)]
-    complete = all(len(row) == k + 1 and all(is_number(value, 100) for value in row) for k, row in enumerate(rows))
-    demand(complete, f"the {setting} matrix of results.json is not a triangle of percentages")
-    return rows
-
-
-def percentages(values: Any, what: str) -> list[float | None] | None:
-    right = isinstance(values, list) and all(value is None or is_number(value, 100) for value in values)
-    demand(values is None or right, f"{what} of results.json is not a list of percentages")
-    return values  # type: ignore[no-any-return]
+        within(isinstance(inner, dict) and type(inner.get(key)) is kind, f"config.yaml has no {section}.{key}")
+    within(type(config.get("seed")) is int, "config.yaml has no seed")
+    within(isinstance(config.get("recipe"), str), "config.yaml has no recipe")
 
 
 def read_epochs(path: Path) -> list[Epoch]:
@@ -249,31 +204,18 @@ def read_similarity(path: Path, name: str) -> Similarity:
         content = json.loads((path / SIMILARITY).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         raise FlashbackError("is not readable as JSON") from None
-    demand(isinstance(content, dict) and isinstance(content.get("layers"), list), "names no layers")
+    within(isinstance(content, dict) and isinstance(content.get("layers"), list), "names no layers")
     host, seeds = content.get("host"), content.get("seeds")
     whole = isinstance(host, str) and isinstance(seeds, dict) and all(type(seeds.get(arm)) is int for arm in ARMS)
-    demand(whole, "does not say of which host and seeds it is; write it again with `flashback cka`")
+    within(whole, "does not say of which host and seeds it is; write it again with `flashback cka`")
     layers = [str(layer) for layer in content["layers"]]
     values: dict[str, dict[str, list[float]]] = {}
     for images in ("old", "new"):
         arms = content.get(images)
-        demand(isinstance(arms, dict), f"holds no values for {images} images")
+        within(isinstance(arms, dict), f"holds no values for {images} images")
         values[images] = {arm: arms[arm] for arm in ARMS if arm in arms}
         for series in values[images].values():
             right = isinstance(series, list) and len(series) == len(layers) and all(is_number(v, 1.001) for v in series)
-            demand(right, f"does not hold one similarity for each of its layers ({images} images)")
-    demand(any(values.values()) and bool(layers), "holds no values")
+            within(right, f"does not hold one similarity for each of its layers ({images} images)")
+    within(any(values.values()) and bool(layers), "holds no values")
     return Similarity(name, str(host), {arm: seeds[arm] for arm in ARMS}, layers, values)
-
-
-# ---------------------------------------------------------------- small parts
-
-
-def is_number(value: Any, most: float) -> bool:
-    """A number from 0 to `most`; not NaN, not infinite, not a truth value."""
-    return type(value) in (int, float) and 0 <= value <= most
-
-
-def demand(condition: bool, reason: str) -> None:
-    if not condition:
-        raise FlashbackError(reason)

@@ -9,7 +9,7 @@ from flashback.metrics.statistics import FEW
 from flashback.reports.markup import Html, bullets, element, join, note, row, table
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import implied_new_task_accuracies, inconsistencies, printed_for, printed_tests
-from flashback.reports.words import ABSENT, ARM_TITLES, SIGNIFICANT, TITLES, number, plural, probability, spread
+from flashback.reports.words import ABSENT, ARM_TITLES, SIGNIFICANT, TITLES, number, plural, probability, signed, spread
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
@@ -131,18 +131,18 @@ def paper(report: Report) -> Html:
 def printed_rows(report: Report) -> dict[str, list[Html]]:
     rows: dict[str, list[Html]] = {setting: [] for setting in SETTINGS}
     for pairing in report.pairings:
-        for printed in printed_for(pairing.any_run.record.config):
+        for printed in printed_for(pairing.any_run.settings):
             found = pairing.row(printed.setting, printed.metric)
             numbers = []
             for arm in ARMS:
                 numbers += [printed.text(arm) or ABSENT, spread(found.mean[arm], found.deviation[arm])]
-            numbers += [printed_difference(printed.value), number(found.test.difference, "+.2f")]
+            numbers += [printed_difference(printed.value), signed(found.test.difference)]
             rows[printed.setting].append(row(pairing.name, (TITLES[printed.metric][0], printed.where), numbers))
     return rows
 
 
 def printed_difference(value: Mapping[str, float]) -> str:
-    return f"{value[FLASHBACK] - value[HOST]:+.2f}" if len(value) == len(ARMS) else ABSENT
+    return signed(value[FLASHBACK] - value[HOST]) if len(value) == len(ARMS) else ABSENT
 
 
 # ---------------------------------------------------------------- the runs
@@ -182,7 +182,7 @@ def other_classifiers(report: Report) -> Html:
         for classifier, both in pairing.other_classifiers().items():
             for found in both:
                 means = [spread(found.mean[arm], found.deviation[arm]) for arm in ARMS]
-                test = [number(found.test.difference, "+.2f"), probability(found.test.p)]
+                test = [signed(found.test.difference), probability(found.test.p)]
                 rows[found.setting].append(row(pairing.name, [classifier], means + test))
     if not any(rows.values()):
         return Html()

@@ -7,9 +7,10 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 
+from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import inconsistencies, printed_for
-from flashback.reports.words import ABSENT, ARM_TITLES, HIGHER_IS_BETTER, SETTING_TITLES, TITLES, number, spread
+from flashback.reports.words import ABSENT, ARM_TITLES, HIGHER_IS_BETTER, SETTING_TITLES, TITLES, signed, spread
 from flashback.reports.words import probability as p_value
 from flashback.training.compare import Row
 from flashback.training.evaluation import SETTINGS
@@ -35,6 +36,7 @@ def markdown_tables(report: Report) -> str:
         "Mean ± sample deviation over seeds, in percent; difference with p of the paired t-test by seed in brackets. "
         "Arrows say which way is better.",
     ]
+    lines += ["", *(f"- {plain(remark)}" for remark in report.seed_remarks)] if report.seed_remarks else []
     lines += markdown_printed(report)
     if report.skipped:
         lines += ["", "## Left out", "", *(f"- {plain(name)}: {plain(why)}" for name, why in report.skipped.items())]
@@ -43,35 +45,25 @@ def markdown_tables(report: Report) -> str:
 
 def markdown_table(report: Report, setting: str) -> list[str]:
     metrics = report.metrics
-    rows = [["method", "arm", *map(heading, metrics)]]
-    rows.append(["---", "---", *["---:"] * len(metrics)])
-    for pairing in report.pairings:
-        rows += [[plain(pairing.name), *cells] for cells in arm_rows(pairing, setting, metrics)]
-    return ["| " + " | ".join(row) + " |" for row in rows]
+    rows = [[pairing.name, *cells] for pairing in report.pairings for cells in arm_rows(pairing, setting, metrics)]
+    return table_lines(["method", "arm", *map(heading, metrics)], rows, texts=2)
 
 
 def markdown_printed(report: Report) -> list[str]:
-    lines = []
+    rows = []
     for pairing in report.pairings:
-        for printed in printed_for(pairing.any_run.record.config):
+        for printed in printed_for(pairing.any_run.settings):
             row = pairing.row(printed.setting, printed.metric)
             name = f"{pairing.name}, {SETTING_TITLES[printed.setting]}"
             ours = [spread(row.mean[arm], row.deviation[arm]) for arm in ARMS]
             theirs = [printed.text(arm) or ABSENT for arm in ARMS]
-            cells = [name, TITLES[printed.metric][0], printed.where, theirs[0], ours[0], theirs[1], ours[1]]
-            lines.append("| " + " | ".join(map(plain, cells)) + " |")
-    if not lines:
+            rows.append([name, TITLES[printed.metric][0], printed.where, theirs[0], ours[0], theirs[1], ours[1]])
+    if not rows:
         return []
     head = ["method", "metric", "printed in", "host, printed", "host, here", "flashback, printed", "flashback, here"]
     notes = [f"- {plain(note)}" for note in inconsistencies(report.benchmarks)]
-    table = ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * 3 + ["---:"] * 4) + " |", *lines]
     what = ["", "Printed values that do not follow from their tables:", "", *notes] if notes else []
-    return ["", "## The paper", "", *table, *what]
-
-
-def plain(text: str) -> str:
-    """Text that Markdown takes as it is: no markup, no HTML, no new cell, no new line."""
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", " ".join(text.split()))
+    return ["", "## The paper", "", *table_lines(head, rows, texts=3), *what]
 
 
 # ---------------------------------------------------------------- LaTeX
@@ -87,7 +79,7 @@ def latex_table(report: Report, setting: str) -> str:
         r"\begin{table}",
         r"  \centering",
         rf"  \caption{{{SETTING_TITLES[setting].capitalize()} results in percent: mean $\pm$ sample deviation over "
-        r"seeds; difference with $p$ of the paired $t$-test by seed in brackets.}",
+        rf"seeds; difference with $p$ of the paired $t$-test by seed in brackets.{latex_remarks(report)}}}",
         rf"  \label{{tab:flashback-{setting.replace('_', '-')}}}",
         rf"  \begin{{tabular}}{{ll{'r' * len(metrics)}}}",
         r"    \toprule",
@@ -98,6 +90,10 @@ def latex_table(report: Report, setting: str) -> str:
         for number_, cells in enumerate(arm_rows(pairing, setting, metrics)):
             lines.append(latex_row([pairing.name if number_ == 0 else "", *cells]))
     return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
+
+
+def latex_remarks(report: Report) -> str:
+    return "".join(f" {latex(remark)}" for remark in report.seed_remarks)
 
 
 def latex_row(cells: Sequence[str]) -> str:
@@ -129,7 +125,7 @@ def change(row: Row | None) -> str:
     if row is None or row.test.difference is None:
         return ABSENT
     bracket = "" if row.test.p is None else f" ({p_value(row.test.p)})"
-    return number(row.test.difference, "+.2f") + bracket
+    return signed(row.test.difference) + bracket
 
 
 # ---------------------------------------------------------------- CSV
@@ -160,7 +156,7 @@ def csv_values(pairing: Pairing, row: Row) -> Iterator[str | float | None]:
     yield from (test.difference, test.low, test.high, test.t, test.p, test.pairs, comparison.budget)
     found = [
         printed
-        for printed in printed_for(pairing.any_run.record.config)
+        for printed in printed_for(pairing.any_run.settings)
         if (printed.setting, printed.metric) == (row.setting, row.metric)
     ]
     for arm in (HOST, FLASHBACK):

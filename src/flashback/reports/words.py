@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from flashback.metrics import PairedTest
-from flashback.training.compare import METRICS
+from flashback.training.compare import METRICS, OVER_IMAGES, Comparison
 from flashback.training.jobs import FLASHBACK, HOST
 
-OVER_IMAGES = {"average_incremental_accuracy_images": True, "last_accuracy_images": True}
 HIGHER_IS_BETTER = METRICS | OVER_IMAGES
 TITLES = {  # the short name, and what it says
     "average_accuracy": ("AA", "average accuracy"),
@@ -33,6 +32,10 @@ def number(value: float | None, form: str = ".2f") -> str:
     return format(round(float(value), 9), f"+z{form[1:]}" if form.startswith("+") else f"z{form}")
 
 
+def signed(difference: float | None) -> str:
+    return number(difference, "+.2f")
+
+
 def spread(mean: float | None, deviation: float | None) -> str:
     return number(mean) + ("" if deviation is None else f" ± {number(deviation)}")
 
@@ -42,7 +45,15 @@ def probability(p: float | None) -> str:
 
 
 def interval(test: PairedTest) -> str:
-    return ABSENT if test.low is None or test.high is None else f"{test.low:+.2f} to {test.high:+.2f}"
+    return ABSENT if test.low is None or test.high is None else f"{signed(test.low)} to {signed(test.high)}"
+
+
+def unmatched_seeds(comparison: Comparison) -> str:
+    """What the means of a table rest on and its differences do not; nothing where both arms have the same seeds."""
+    each = [f"{ARM_TITLES[arm]}: {', '.join(map(str, seeds))}" for arm, seeds in comparison.unmatched.items()]
+    if not each:
+        return ""
+    return f"Seeds that only one arm has ({'; '.join(each)}) count for its mean, not for the difference and its test."
 
 
 def direction(metric: str, difference: float | None) -> str:

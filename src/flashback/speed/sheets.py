@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashback.records import write_atomically
+from flashback.reports.markdown import table_lines
 from flashback.speed.figures import MODES, Bench, Case, Mode, Run, RunCase, Speed
 from flashback.speed.parts import RATIO
 from flashback.speed.plot import plot_speeds
@@ -46,16 +47,11 @@ def markdown(bench: Bench) -> str:
         f"{size.classes} classes a task, {size.per_class} images a class.",
     ]
     for sheet in sheets(bench):
-        rule = ["---" if k < sheet.texts else "---:" for k in range(len(sheet.columns))]
-        table = [line(row) for row in (sheet.columns, rule, *sheet.rows)]
+        table = table_lines(sheet.columns, sheet.rows, sheet.texts)
         lines += ["", f"## {sheet.title}", "", *table, *(["", sheet.note] if sheet.note else [])]
     if bench.failures:
         lines += ["", "## Failed", "", *(f"- {label}: {problem}" for label, problem in bench.failures.items())]
     return "\n".join(lines) + "\n"
-
-
-def line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def sheets(bench: Bench) -> list[Sheet]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flashback.config import to_dict, within
+from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts
-from flashback.metrics import PairedTest, deviation, mean, paired_test, verdict
+from flashback.metrics import PairedTest, deviation, mean, paired_test, summarise, verdict
 from flashback.recipes import check_free, config_from_dict, configure
 from flashback.records import RunRecord, differing_keys, make_folder, read_record, write_atomically
 from flashback.training.evaluation import SETTINGS
@@ -29,6 +29,7 @@ METRICS = {  # what is compared, and whether more of it is better
     "new_task_accuracy": True,
     "mean_new_task_accuracy": True,
 }
+OVER_IMAGES = {"average_incremental_accuracy_images": True, "last_accuracy_images": True}  # of tasks of unequal size
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ class Row:
     mean: dict[str, float | None]
     deviation: dict[str, float | None]
     test: PairedTest
+
+    @property
+    def matched(self) -> dict[str, float | None]:
+        """The mean of each arm over the seeds for which both have a value; these differ by what the test is about."""
+        both = [
+            (host, flashback)
+            for seed, host in self.values[HOST].items()
+            if host is not None and (flashback := self.values[FLASHBACK].get(seed)) is not None
+        ]
+        return {arm: mean([pair[k] for pair in both]) for k, arm in enumerate(ARMS)}
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,13 @@ class Comparison:
     @property
     def budget(self) -> str:
         return {True: "equal budget", False: "unequal budget", None: "budget unknown"}[self.equal_budget]
+
+    @property
+    def unmatched(self) -> dict[str, list[int]]:
+        """The seeds that only one arm has, by arm; of an arm that stands alone there is nothing to match."""
+        host, flashback = (self.rows[0].values[arm] for arm in ARMS)
+        alone = {HOST: sorted(host.keys() - flashback), FLASHBACK: sorted(flashback.keys() - host)}
+        return {arm: seeds for arm, seeds in alone.items() if seeds and host and flashback}
 
     @property
     def sentence(self) -> str:
@@ -139,7 +157,7 @@ Records = Mapping[tuple[str, int], RunRecord]
 
 def conclude(planned: Sequence[Job], failures: dict[str, str], reused: list[str]) -> Comparison:
     """Read the records of all runs that did not fail, and compare them."""
-    records = {(job.arm, job.seed): read_measured(job.folder) for job in planned if job.name not in failures}
+    records = {(job.arm, job.seed): read_finished(job.folder) for job in planned if job.name not in failures}
     host, flashback = (next(job.config for job in planned if job.arm == arm) for arm in ARMS)
     seeds = list(dict.fromkeys(job.seed for job in planned))
     return Comparison(
@@ -161,28 +179,6 @@ def differing_surroundings(records: Iterable[RunRecord]) -> list[str]:
     """In what else than settings the runs differ. Their parts of a GPU change no more than how sums are rounded."""
     around = [record.run.get("must_match", {}) for record in records]
     return sorted({key for one in around for key in differing_keys(around[0], one, ignored=["portion"])})
-
-
-def read_measured(folder: Path) -> RunRecord:
-    """A finished run, once everything a comparison takes from it is there and of its kind."""
-    record = read_record(folder)
-    sizes, around = record.run.get("knowledge_bytes"), record.run.get("must_match", {})
-    costs = [record.run.get(name) for name in ("steps", "images", "seconds")]
-    settings = [record.results.get(setting) for setting in SETTINGS]
-    within(
-        isinstance(sizes, dict) and isinstance(around, dict) and all(map(is_number, [*costs, *sizes.values()])),
-        f"{folder} is not a whole record: run.json lacks what the run cost; remove the folder to run it again",
-    )
-    within(
-        all(isinstance(one, dict) and METRICS.keys() <= one.keys() for one in settings)
-        and all(one[metric] is None or is_number(one[metric]) for one in settings if one for metric in METRICS),
-        f"{folder} is not a whole record: results.json lacks metrics; remove the folder to run it again",
-    )
-    return record
-
-
-def is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def tabulate(records: Records, seeds: Sequence[int], setting: str, metric: str) -> Row:
@@ -215,3 +211,65 @@ def has_equal_budget(records: Records, seeds: Sequence[int]) -> bool | None:
     if not pairs:
         return None
     return all(first[quantity] == second[quantity] for first, second in pairs for quantity in ("steps", "images"))
+
+
+# ---------------------------------------------------------------- reading what was measured
+
+
+def read_finished(folder: Path) -> RunRecord:
+    """The record of a run of this comparison; whatever is wrong with it, running it again helps."""
+    record = read_record(folder)
+    try:
+        return check_measured(record)
+    except FlashbackError as error:
+        raise FlashbackError(f"{folder} is not a whole record: {error}; remove the folder to run it again") from None
+
+
+def check_measured(record: RunRecord) -> RunRecord:
+    """The record, once all that is told of a run is there and of its kind; its metrics follow from its matrices."""
+    for quantity in ("steps", "images", "seconds"):
+        within(is_number(record.run.get(quantity), 1e18), f"run.json does not say how many {quantity} the run took")
+    sizes = record.run.get("knowledge_bytes")
+    within(
+        isinstance(sizes, dict) and all(is_number(size, 1e18) for size in sizes.values()),
+        "run.json does not say how many bytes of knowledge the run kept",
+    )
+    within(isinstance(record.run.get("must_match", {}), dict), "run.json does not hold a mapping under must_match")
+    return replace(record, results=measured(record.results))
+
+
+def measured(results: Any) -> dict[str, Any]:
+    """Matrices and metrics of both settings, as one classifier has them."""
+    within(isinstance(results, dict), "results.json holds no settings")
+    return {setting: measured_in(setting, results.get(setting)) for setting in SETTINGS}
+
+
+def measured_in(setting: str, values: Any) -> dict[str, Any]:
+    within(isinstance(values, dict), f"results.json has no {setting} results")
+    matrix = lower_triangle(values.get("matrix"), setting)
+    ahead = {name: percentages(values.get(name), f"{setting} {name}") for name in ("zero_shot", "untrained")}
+    # The number of test images is not in the record, so what depends on it is taken over.
+    over_images = {name: values[name] if is_number(values.get(name), 100) else None for name in OVER_IMAGES}
+    metrics = {**summarise(matrix, [1] * len(matrix), **ahead), **over_images}
+    # What the record says has no value has none, whatever the matrix would give: joint training has no history.
+    return {"matrix": matrix, **{name: None if values.get(name, 0) is None else metrics[name] for name in metrics}}
+
+
+def lower_triangle(matrix: Any, setting: str) -> list[list[float]]:
+    whole = isinstance(matrix, list) and len(matrix) > 0 and all(isinstance(row, list) for row in matrix)
+    within(whole, f"results.json has no {setting} matrix")
+    rows: list[list[float]] = [row[: k + 1] for k, row in enumerate(matrix)]
+    complete = all(len(row) == k + 1 and all(is_number(value, 100) for value in row) for k, row in enumerate(rows))
+    within(complete, f"the {setting} matrix of results.json is not a triangle of percentages")
+    return rows
+
+
+def percentages(values: Any, what: str) -> list[float | None] | None:
+    right = isinstance(values, list) and all(value is None or is_number(value, 100) for value in values)
+    within(values is None or right, f"{what} of results.json is not a list of percentages")
+    return values  # type: ignore[no-any-return]
+
+
+def is_number(value: Any, most: float) -> bool:
+    """A number from 0 to `most`; not NaN, not infinite, not a truth value."""
+    return type(value) in (int, float) and 0 <= value <= most
