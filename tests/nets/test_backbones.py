@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flashback.errors import FlashbackError
-from flashback.nets import NETS, LinearHead, Net, Output, build_backbone
+from flashback.nets import NETS, LinearHead, Net, Output, build_backbone, net_for
 from flashback.nets.resnet import BasicBlock, ZeroPadding
 
 SMALL = (3, 32, 32)
@@ -156,3 +156,11 @@ def test_copies_and_state_dicts(name):
 def test_unknown_names_get_a_suggestion():
     with pytest.raises(FlashbackError, match="unknown net 'resnet33'; did you mean 'resnet32"):
         build_backbone("resnet33", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("side", "name"), [(28, "smallcnn"), (32, "resnet18"), (64, "resnet18"), (96, "resnet18-imagenet")]
+)
+def test_the_net_of_a_host_that_names_none(side: int, name: str) -> None:
+    assert net_for((3, side, side + 8)) == name == net_for((3, side + 8, side))
+    assert name in NETS

@@ -21,7 +21,7 @@ from flashback.errors import FlashbackError
 from flashback.hosts.stages import Optimisation, Stage, Step, nothing
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
 from flashback.memory import Memory
-from flashback.nets import Backbone, Net, Output, build_backbone, evaluating
+from flashback.nets import Backbone, Net, Output, build_backbone, evaluating, net_for
 from flashback.registry import Registry
 from flashback.seeds import seeded_initialisation
 
@@ -57,6 +57,7 @@ class Host(nn.Module):
         )
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
+        self.trained = False  # whether a trainer has begun with it
         with seeded_initialisation(config.seed, "net"):
             self.build()
         self.to(device)
@@ -68,8 +69,8 @@ class Host(nn.Module):
         self.net: nn.Module = self.new_net()
 
     def new_backbone(self) -> Backbone:
-        name = self.settings.net or ("smallcnn" if self.benchmark.image_shape[1] < 32 else "resnet18")
-        return build_backbone(name, self.benchmark.image_shape)
+        shape = self.benchmark.image_shape
+        return build_backbone(self.settings.net or net_for(shape), shape)
 
     def new_net(self) -> Net:
         """Backbone and a linear head with a column for every class there will ever be."""
@@ -78,6 +79,10 @@ class Host(nn.Module):
 
     def check(self) -> None:
         """Refuse settings that cannot work on this benchmark, before any training."""
+
+    def check_untrained(self) -> None:
+        """Training starts from the initial state, which a host has once."""
+        within(not self.trained, "this host has been trained already; build a new one")
 
     # ------------------------------------------------------------ state
 

@@ -2,7 +2,7 @@
 
 from flashback.nets import resnet as resnet  # imported to fill the registry
 from flashback.nets import small as small
-from flashback.nets.base import NETS, Backbone, Net, Output, Shape, build_backbone
+from flashback.nets.base import NETS, Backbone, Net, Output, Shape, build_backbone, net_for
 from flashback.nets.cosine import CosineNet, CosineOutput
 from flashback.nets.energy import EnergyNet, EnergyOutput, Fusion
 from flashback.nets.growing import Boosted, BoostedOutput, Concatenation, GrowingNet, Whole
@@ -32,5 +32,6 @@ __all__ = [
     "evaluating",
     "full_precision",
     "grown_linear",
+    "net_for",
     "untracked_batchnorm",
 ]

@@ -35,6 +35,12 @@ class Backbone(nn.Module):
 NETS: Registry[Callable[[Shape], Backbone]] = Registry("net")
 
 
+def net_for(image_shape: Shape) -> str:
+    """The net of a host that names none: one whose last maps are neither single pixels nor as large as the images."""
+    side = min(image_shape[1:])
+    return "smallcnn" if side < 32 else "resnet18" if side <= 64 else "resnet18-imagenet"
+
+
 def build_backbone(name: str, image_shape: Shape) -> Backbone:
     """The registered backbone of that name, or timm's: `timm:MODEL[:pretrained][:cls]`."""
     if name.startswith("timm:"):
