@@ -77,8 +77,8 @@ def quick_config(host: str, flashback: bool = False, **settings: Any) -> RunConf
 
 
 def quick_host(host: str, benchmark: Benchmark | None = None, **settings: Any) -> Host:
-    return build_host(quick_config(host, **settings), benchmark or tiny_benchmark())
+    return build_host(quick_config(host, **settings), benchmark or tiny_benchmark(), "cpu")
 
 
 def quick_flashback(host: str, benchmark: Benchmark | None = None, **settings: Any) -> Flashback:
-    return Flashback(build_host(quick_config(host, flashback=True, **settings), benchmark or tiny_benchmark()))
+    return Flashback(build_host(quick_config(host, flashback=True, **settings), benchmark or tiny_benchmark(), "cpu"))

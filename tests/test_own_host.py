@@ -15,6 +15,7 @@ from flashback.cli import main
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS, outside
 from flashback.hosts.outside import load_host_file, load_installed_hosts
+from flashback.nets import NETS
 from flashback.training.compare import METRICS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your-own-host.md").read_text(encoding="utf-8")
@@ -28,10 +29,10 @@ def blocks(language: str) -> list[str]:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logit_anchor.py").write_text(blocks("python")[0])
-    known = dict(HOSTS._entries)
+    known, nets = dict(HOSTS._entries), dict(NETS._entries)
     load_installed_hosts.cache_clear()
     yield tmp_path
-    HOSTS._entries = known
+    HOSTS._entries, NETS._entries = known, nets
     load_installed_hosts.cache_clear()
 
 
@@ -39,7 +40,9 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks("python")) == 1
     assert len(blocks("python")[0].splitlines()) <= 50
     commands = [shlex.split(line) for block in blocks("console") for line in block.splitlines()]
-    assert [command[1] for command in commands] == ["compare", "run"]
+    assert [command[1] for command in commands] == ["compare", "run", "run", "list"]
+    (net,) = re.findall(r'^```python title="tiny_net.py"\n(.*?)^```', PAGE, flags=re.MULTILINE | re.DOTALL)
+    Path("tiny_net.py").write_text(net)
     for command in commands:
         with pytest.raises(SystemExit) as end:
             main(command[1:])
@@ -51,6 +54,16 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     losses = [json.loads(line).get("losses", {}) for line in Path("runs/stronger/log.jsonl").read_text().splitlines()]
     assert {"task", "stability", "plasticity"} <= {name for terms in losses for name in terms}
     assert max(terms.get("plasticity", 0.0) for terms in losses) > 0
+    assert "net: tiny\n" in Path("runs/tiny-net/config.yaml").read_text()
+    assert re.search("tiny +Two convolutions and the mean over space", capsys.readouterr().out)
+
+
+def test_a_file_may_register_a_net_alone() -> None:
+    text = "from flashback import NETS\n@NETS.register('mine')\ndef mine(image_shape): ...\n"
+    Path("net.py").write_text(text)
+    assert load_host_file("net.py") == ["mine"]
+    with pytest.raises(FlashbackError, match="unknown net 'mane'; did you mean 'mine'"):
+        NETS["mane"]
 
 
 def test_a_file_is_loaded_once(workplace: Path) -> None:

@@ -4,6 +4,7 @@ from flashback.benchmarks import Benchmark, load_benchmark
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS, Host
+from flashback.nets import NETS, Backbone
 from flashback.plugin import Flashback
 from flashback.recipes import configure
 from flashback.training import Trainer, TrainingResult, build_host, evaluate, run, train
@@ -12,6 +13,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "HOSTS",
+    "NETS",
+    "Backbone",
     "Benchmark",
     "Flashback",
     "FlashbackError",

@@ -177,11 +177,23 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     if not isinstance(values, Mapping):
         raise FlashbackError(f"{path.rstrip('.') or 'the configuration'} is a mapping of keys, not {shown(values)}")
     hints = typing.get_type_hints(cls)
-    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    known = fields_of(cls)
     for key in values:
         if key not in known:
             raise unknown("key", f"{path}{key}", (f"{path}{name}" for name in known))
     return cls(**{key: _convert(hints[key], value, f"{path}{key}") for key, value in values.items()})
+
+
+def check_sections(values: Mapping[str, Any], host: type[HostSettings]) -> None:
+    """A key without its section, such as `epochs`, is told the full ones."""
+    sections = {**typing.get_type_hints(RunConfig), "host": host}
+    for key in values.keys() - sections.keys():
+        homes = [f"'{name}.{key}'" for name, section in sections.items() if key in fields_of(section)]
+        within(not homes, f"unknown key '{key}'; did you mean {' or '.join(homes)}?")
+
+
+def fields_of(section: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(section)} if dataclasses.is_dataclass(section) else set()
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
@@ -194,7 +206,10 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return _convert_choice(arguments, value, path)
     if origin in (tuple, list):
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise FlashbackError(f"{path} is a list, not {shown(value)}")
+            example = (
+                f"; write [{value}]" if isinstance(value, (str, int, float)) and len(str(value)) < LONGEST_VALUE else ""
+            )
+            raise FlashbackError(f"{path} is a list, not {shown(value)}{example}")
         return origin(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):

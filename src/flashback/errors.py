@@ -8,6 +8,7 @@ from collections.abc import Iterable
 NEAR = 0.7  # how alike two names are, from 0 to 1, if one may be meant by the other
 ELSEWHERE = {  # where else names of a kind come from
     "host": "hosts from a file need --host-file",
+    "net": "nets from a file need --host-file; a model of timm is named timm:{name}",
     "sweep": "there is no file of that name either",
 }
 
@@ -23,4 +24,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     shared = len(section) if all(option.startswith(f"{section}.") for option in options) else 0
     near = difflib.get_close_matches(name[shared:], [option[shared:] for option in options], n=1, cutoff=NEAR)
     hint = f"did you mean '{name[:shared]}{near[0]}'?" if near else f"known: {', '.join(options) or 'none'}"
-    return FlashbackError(f"unknown {kind} '{name}'; {hint}" + (f" ({ELSEWHERE[kind]})" if kind in ELSEWHERE else ""))
+    elsewhere = f" ({ELSEWHERE[kind].format(name=name)})" if kind in ELSEWHERE else ""
+    return FlashbackError(f"unknown {kind} '{name}'; {hint}{elsewhere}")

@@ -11,7 +11,7 @@ Lp is the host's own distance, called with the plastic instead of the stable kno
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flashback.benchmarks import Task
 from flashback.config import FlashbackConfig, within
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.knowledge import Knowledge, Support
@@ -31,7 +31,11 @@ class Flashback:
     """Wraps a host: the same stages, with the main one split into phase 1 and phase 2."""
 
     def __init__(self, host: Host, settings: FlashbackConfig | None = None, **changes: Any) -> None:
+        host.check_untrained()
         self.host = host
+        known = {setting.name for setting in fields(FlashbackConfig)} - {"enabled"}
+        for name in changes.keys() - known:
+            raise unknown("setting of flashback", name, known)
         self.settings = replace(settings or host.config.flashback, enabled=True, **changes)
         self.settings.check()
         self.settings.split(host.config.training.epochs)

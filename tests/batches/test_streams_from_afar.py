@@ -35,7 +35,7 @@ def test_training_from_afar_equals_training_on_the_device() -> None:
     results = []
     for room in (None, 10):
         benchmark = tiny_benchmark((2, 2))
-        host = build_host(quick_config("icarl", host__memory_size=8), benchmark)
+        host = build_host(quick_config("icarl", host__memory_size=8), benchmark, "cpu")
         host.stream = partial(stream_with_room, host, room)
         results.append(Trainer(host, benchmark).run().as_dict())
     assert results[0] == results[1]

@@ -27,7 +27,7 @@ Look = Callable[..., None]
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     runs = folder / "runs"
-    write_comparison(runs / "icarl", seeds=5, tasks=10, training__epochs=12, flashback__epochs=2)
+    write_comparison(runs / "icarl", seeds=5, tasks=10)
     write_comparison(runs / "lucir", "lucir", "cifar100-b50-2", seeds=3, tasks=26, gain=-2, sizes=[50, *[2] * 25])
     write_run(runs / "evil", made_config(EVIL, recipe=EVIL), {setting: made_matrix(10) for setting in SETTINGS})
     write_similarity(runs / "icarl")
@@ -95,6 +95,31 @@ def test_the_page_opens_without_errors_requests_or_sideways_scrolling(
     assert {url.split(":")[0] for url in requests(browser)} <= {"file", "data"}
     assert browser.execute_script("return window.harm") is None
     assert EVIL in browser.find_element(By.ID, "answers").text
+
+
+def test_without_scripts_all_settings_are_shown_each_with_a_heading(report: Path, browser: Any, look: Look) -> None:
+    heads = """return [...document.querySelectorAll('.setting-head')].filter(head => head.offsetParent)
+               .map(head => head.textContent.trim())"""
+    look(report)
+    with_scripts = visible_cells(browser, 0)
+    assert browser.execute_script(heads) == []
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        look(report)
+        shown = browser.execute_script(
+            """return [...document.querySelectorAll('tbody[data-of], [data-of]')].map(part => !!part.offsetParent)"""
+        )
+        assert shown
+        assert all(shown)
+        said = browser.execute_script(heads)
+        assert {"Class-incremental", "Task-incremental"} < set(said)
+        assert said.count("Class-incremental") == said.count("Task-incremental") >= 4
+        assert len(visible_cells(browser, 0)) > 2 * len(with_scripts)
+        assert not browser.find_element(By.CSS_SELECTOR, "[role=tablist]").is_displayed()
+        size = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+        assert size[0] <= size[1]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -241,7 +266,7 @@ def test_charts_say_what_the_runs_say(report: Path, browser: Any, look: Look) ->
     assert f"host {row.mean['host']:.2f}" in tip(browser)
     assert f"with flashback {row.mean['flashback']:.2f}" in tip(browser)
     plot(browser, "losses").send_keys(Keys.HOME)
-    assert tip(browser).splitlines() == ["task 1, learn, epoch 1 of 12", "task 1.5"]
+    assert tip(browser).splitlines() == ["task 1, learn, epoch 1 of 6", "task 1.5"]
 
 
 def test_an_answer_leads_to_its_charts(report: Path, browser: Any, look: Look) -> None:

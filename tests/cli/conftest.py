@@ -52,4 +52,10 @@ def tiny(workplace: Path) -> list[str]:
     np.savez(workplace / "tiny.npz", **arrays)
     settings = ("benchmark.sizes=[2,2,2]", "training.epochs=2", "training.batch_size=8", "training.lr=0.3")
     words = [word for setting in (*settings, "flashback.epochs=1") for word in ("--set", setting)]
-    return ["--benchmark", "tiny.npz", *words]
+    return ["--benchmark", "tiny.npz", "--recipe", "defaults", *words]
+
+
+@pytest.fixture
+def bare(tiny: list[str]) -> list[str]:
+    """The same for a run without flashback, which takes none of its settings."""
+    return tiny[:-2]

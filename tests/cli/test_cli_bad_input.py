@@ -43,6 +43,12 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --set training.epoch=3", ["unknown key 'training.epoch'", "did you mean 'training.epochs'?"]),
         ("run icarl --set training.foo=3", ["unknown key 'training.foo'; known: training.batch_size, "]),
         ("run icarl --set host.memorysize=3", ["did you mean 'host.memory_size'?"]),
+        ("run icarl --set batch_size=3", ["unknown key 'batch_size'; did you mean 'training.batch_size'?"]),
+        ("run icarl --set memory_size=3", ["unknown key 'memory_size'; did you mean 'host.memory_size'?"]),
+        ("run icarl --set epochs=3", ["'training.epochs' or 'flashback.epochs'"]),
+        ("run icarl --set host.net=resnet50", ["unknown net 'resnet50'", "timm:resnet50"]),
+        ("run icarl --set benchmark.sizes=2,2,6", ["benchmark.sizes is a list, not '2,2,6'; write [2,2,6]"]),
+        ("run .", [". is a folder", "`flashback resume .`", "`flashback run ./config.yaml`"]),
         ("run icarl --set trainin.epochs=3", ["did you mean 'training'?"]),
         ("run icarl --set training.lr.x=3 --set training.lr=1", ["training.lr"]),
         ("run icarl --set training.epochs", ["key=value"]),
@@ -56,6 +62,14 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --set training.lr=!!python/name:os.system", ["the value of training.lr", "not valid YAML"]),
         ("run icarl --flashback --set training.epochs=2 --set flashback.epochs=2", ["E1 = 2", "second_epochs"]),
         ("compare icarl --set training.epochs=2 --set flashback.epochs=3", ["E1 = 3", "second_epochs"]),
+        (
+            "run icarl --flashback --set flashback.enabled=false",
+            ["--flashback and --set flashback.enabled disagree; give one"],
+        ),
+        ("run icarl --seed 1 --set seed=2", ["--seed and --set seed disagree"]),
+        ("run icarl --precision bf16 --set training.precision=fp32", ["--precision and --set training.precision"]),
+        ("run icarl --benchmark a.npz --set benchmark.name=b.npz", ["--benchmark and --set benchmark.name"]),
+        ("run lwf-mc --set flashback.alpha=0.5", ["flashback.alpha does nothing", "add --flashback"]),
         ("run icarl --set host.memory_size=9", ["host.memory_size is 9", "10 classes"]),
         ("compare icarl --set host.memory_size=9", ["host.memory_size is 9", "10 classes"]),
         ("run finetune --flashback", ["finetune keeps no knowledge"]),
@@ -86,7 +100,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("resume nowhere", ["nowhere"]),
         ("run icarl --benchmark missing.npz", ["there is no file missing.npz"]),
         ("run icarl --benchmark nothing-like-it", ["unknown benchmark 'nothing-like-it'; known: cifar100-b0-10"]),
-        ("run icarl --benchmark imagenet100-b0-10 --data .", ["imagenet100 are missing"]),
+        ("run foster --benchmark imagenet100-b0-10 --data .", ["imagenet100 are missing"]),
         ("run icarl --set benchmark.sizes=[2,2]", ["sum to 4", "10 classes"]),
         ("run icarl --set benchmark.tasks=6", ["5 tasks"]),
     ],
@@ -131,7 +145,7 @@ def write_data(path: str | Path = "own.npz", **changes: object) -> None:
 )
 def test_data_that_does_not_fit(flashback: Command, changes: dict[str, object], words: list[str]) -> None:
     write_data(**changes)
-    options = ("--benchmark", "own.npz", "--set", "benchmark.sizes=[2,2]")
+    options = ("--benchmark", "own.npz", "--recipe", "defaults", "--set", "benchmark.sizes=[2,2]")
     refused(flashback("run", "finetune", *options), "own.npz" if "task" not in words[0] else "", *words)
 
 
@@ -148,7 +162,7 @@ def test_truncated_files(flashback: Command) -> None:
     write_data()
     whole = Path("own.npz").read_bytes()
     Path("own.npz").write_bytes(whole[: len(whole) // 2])
-    options = ("--benchmark", "own.npz", "--set", "benchmark.sizes=[2,2]")
+    options = ("--benchmark", "own.npz", "--recipe", "defaults", "--set", "benchmark.sizes=[2,2]")
     refused(flashback("run", "finetune", *options), "own.npz", "truncated")
     Path("cifar-10-binary.tar.gz").write_bytes(b"\x1f\x8b\x08\x00 half of an archive")
     refused(flashback("run", "finetune", "--benchmark", "split-cifar10", "--data", "."), "cifar-10-binary", "truncated")
@@ -156,7 +170,11 @@ def test_truncated_files(flashback: Command) -> None:
 
 def test_an_own_benchmark_needs_task_sizes(flashback: Command) -> None:
     write_data()
-    refused(flashback("run", "finetune", "--benchmark", "own.npz"), "own.npz", "--set benchmark.sizes=[2,2,2]")
+    refused(
+        flashback("run", "finetune", "--benchmark", "own.npz", "--recipe", "defaults"),
+        "own.npz",
+        "--set benchmark.sizes=[2,2,2]",
+    )
 
 
 # ---------------------------------------------------------------- files the user names
@@ -202,6 +220,12 @@ def test_a_config_that_cannot_be_trusted(flashback: Command, text: str, words: l
     refused(flashback("run", "config.yaml", "--out", "out"), *words)
     assert not Path("hacked").exists()
     assert not Path("out").exists()
+
+
+def test_resume_takes_a_folder(flashback: Command) -> None:
+    Path("mine").mkdir()
+    Path("mine/config.yaml").write_text("seed: 1\n")
+    refused(flashback("resume", "mine/config.yaml"), "mine/config.yaml is a file; give the folder of the run, mine")
 
 
 def test_a_recipe_does_not_go_with_a_config(flashback: Command) -> None:

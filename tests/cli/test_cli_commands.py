@@ -89,16 +89,16 @@ def assert_printed(record: RunRecord, out: str) -> None:
             assert rows[title][column] == (ABSENT if value is None else f"{value:z.2f}")
 
 
-def test_without_a_terminal_every_task_has_a_line(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_every_task_has_a_line(bare: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["run", "finetune", "--out", "out", *tiny])
+        main(["run", "finetune", "--out", "out", *bare])
     matrix = read_record(Path("out")).results["class_incremental"]["matrix"]
     expected = [f"finetune: task {k + 1} of 3, average accuracy {sum(matrix[k]) / (k + 1):.1f}" for k in range(3)]
     assert capsys.readouterr().err.splitlines() == expected
 
 
-def test_a_config_starts_the_same_run_again(flashback: Command, tiny: list[str]) -> None:
-    assert flashback("run", "icarl", "--out", "first", "--set", "host.memory_size=12", *tiny)[0] == 0
+def test_a_config_starts_the_same_run_again(flashback: Command, bare: list[str]) -> None:
+    assert flashback("run", "icarl", "--out", "first", "--set", "host.memory_size=12", *bare)[0] == 0
     assert flashback("run", "first/config.yaml", "--out", "second")[0] == 0
     assert flashback("run", "first/config.yaml", "--out", "third", "--seed", 1, "--fast")[0] == 0
     first, second, third = (read_record(Path(name)) for name in ("first", "second", "third"))
@@ -107,19 +107,45 @@ def test_a_config_starts_the_same_run_again(flashback: Command, tiny: list[str])
     assert third.results != first.results
 
 
-def test_a_finished_run_is_not_overwritten(flashback: Command, tiny: list[str]) -> None:
-    assert flashback("run", "finetune", *tiny)[0] == 0
-    code, _, err = flashback("run", "finetune", *tiny)
-    assert code == 2
-    assert "holds a finished run already" in err
+def test_a_finished_run_is_not_overwritten(flashback: Command, bare: list[str]) -> None:
+    assert flashback("run", "finetune", *bare)[0] == 0
+    for more, how in (
+        ([], "with the same settings"),
+        (["--set", "checkpoint.minutes=1"], "with the same settings"),
+        (["--set", "training.lr=0.5"], "with other settings (differs in training.lr)"),
+    ):
+        code, _, err = flashback("run", "finetune", *bare, *more)
+        assert code == 2
+        assert f"holds a finished run already, {how}; choose another --out" in err
 
 
-def test_set_wins_over_options_and_recipe(flashback: Command, tiny: list[str]) -> None:
-    flashback("run", "finetune", "--out", "out", "--precision", "tf32", *tiny, "--set", "training.precision=fp32")
-    assert yaml.safe_load(Path("out/config.yaml").read_text())["training"]["precision"] == "fp32"
+def test_an_option_may_be_repeated_by_set(flashback: Command, bare: list[str]) -> None:
+    options = ("--precision", "fp32", "--set", "training.precision=fp32", "--seed", 3, "--set", "seed=3")
+    assert flashback("run", "finetune", "--out", "out", *bare, *options)[0] == 0
+    config = yaml.safe_load(Path("out/config.yaml").read_text())
+    assert (config["training"]["precision"], config["seed"]) == ("fp32", 3)
 
 
-def test_warnings_take_one_line(flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["run", "compare", "sweep"])
+def test_a_missing_recipe_takes_one_line(
+    command: str, tiny: list[str], bare: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = {"hosts": ["lwf-mc"], "benchmarks": ["tiny.npz"], "settings": {"benchmark.sizes": [2, 2, 2]}}
+    chosen["settings"] |= {"training.epochs": 1, "flashback.epochs": 0}  # type: ignore[operator]
+    Path("mine.yaml").write_text(yaml.safe_dump(chosen))
+    words = {"run": ["lwf-mc", *bare], "compare": ["lwf-mc", *tiny, "--seeds", "1"], "sweep": ["mine.yaml"]}
+    with pytest.raises(SystemExit) as end:
+        main([command, *words[command], *([] if command == "sweep" else ["--recipe", "controlled"]), "--out", "out"])
+    assert end.value.code == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said.count("no controlled recipe for lwf-mc on tiny.npz; the defaults are used") == 1
+    found = sorted(Path("out").rglob("config.yaml"))
+    assert {yaml.safe_load(path.read_text())["recipe"] for path in found} == {"defaults"}
+    if command == "sweep":  # folders keep the name of what was asked for
+        assert found[0].parent == Path("out/tiny.npz/lwf-mc/controlled/recipe/flashback/seed-0")
+
+
+def test_warnings_take_one_line(flashback: Command, bare: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from flashback.hosts import outside
 
     def load() -> None:
@@ -173,9 +199,9 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     [(["run", "finetune"], "out"), (["compare", "lwf-mc", "--jobs", "2", "--seeds", "1"], "out/host/seed-0")],
 )
 def test_ctrl_c_takes_one_line_and_code_130(
-    flashback: Command, tiny: list[str], command: list[str], folder: str
+    flashback: Command, bare: list[str], command: list[str], folder: str
 ) -> None:
-    process = start(*command, *tiny, "--out", "out", "--set", "training.epochs=2000")
+    process = start(*command, *bare, "--out", "out", "--set", "training.epochs=2000")
     wait_for(Path(folder) / "log.jsonl", process)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import statistics
@@ -11,14 +12,16 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 from scipy import stats
 
-from flashback.cli.tables import row_cells
-from flashback.metrics import PairedTest
+from flashback.cli.tables import comparison_table, row_cells
+from flashback.metrics import PairedTest, verdict
 from flashback.records import read_record
+from flashback.reports.words import TITLES
 from flashback.training import jobs
 from flashback.training import run as run_config
-from flashback.training.compare import METRICS, Row, compare
+from flashback.training.compare import METRICS, Comparison, Row, compare
 from flashback.training.jobs import ARMS
 from flashback.training.trainer import Trainer
 
@@ -189,6 +192,38 @@ def test_numbers_follow_from_the_matrices(flashback: Command, tiny: list[str]) -
     results["class_incremental"]["average_accuracy"] = 99.0
     path.write_text(json.dumps(results))
     assert table(flashback(*command)[1]) == table(first)
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_terminal_shows_every_column_of_a_comparison(width: int) -> None:
+    test = PairedTest(-10.5, -2.1, 0.000012, 3, -123.45, 110.67)
+    rows = [
+        Row(setting, metric, {}, dict.fromkeys(ARMS, -26.5), dict.fromkeys(ARMS, 12.34), test)
+        for setting in ("class_incremental", "task_incremental")
+        for metric in METRICS
+    ]
+    found = Comparison("icarl", "split-cifar100", "controlled", [0, 1, 2], rows, {}, True, [], [], {}, [])
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(comparison_table(found, width))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    heads = next(line for line in lines if "95 % interval" in line).split()
+    assert heads == ["host", "flashback", "difference", "95", "%", "interval", "p"]
+    shown = [line.split() for line in lines if "to +110.67" in line]
+    values = "-26.50 ± 12.34 -26.50 ± 12.34 -10.50 -123.45 to +110.67 < 0.0001"
+    names = [f"{TITLES[metric][0]}{'' if METRICS[metric] else ' ↓'}" for metric in METRICS]
+    assert [" ".join(line) for line in shown] == [f"{name} {values}" for name in names * 2]
+    assert all(TITLES[metric][1] in " ".join(" ".join(lines).split()) for metric in METRICS)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "p", "numbers"),
+    [(1, None, "by +0.00 in"), (3, None, "exactly +0.00 in"), (3, 0.9, "+0.00, 95 % interval +0.00 to +0.00")],
+)
+def test_zero_has_no_minus_in_the_sentence(pairs: int, p: float | None, numbers: str) -> None:
+    said = verdict(PairedTest(-0.001, -0.1, p, pairs, -0.0049, -0.0))
+    assert numbers in said
+    assert "-0.00" not in said
 
 
 def test_zero_has_no_sign_in_a_terminal() -> None:

@@ -35,7 +35,7 @@ def method_of(
     name: str, benchmark: Benchmark, flashback: bool = False, plugin: type[Flashback] = Flashback, **settings: Any
 ) -> Method:
     config = quick_config(name, flashback=flashback, **{"training__momentum": 0.9, **small_settings(name), **settings})
-    method = build_method(config, benchmark)
+    method = build_method(config, benchmark, "cpu")
     return plugin(method.host) if flashback else method
 
 

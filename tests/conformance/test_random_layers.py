@@ -44,7 +44,7 @@ def train(
     values = {"host__net": NET, "host__memory_size": 14, "seed": seed, "training__epochs": 4, **settings}
     benchmark = tiny_benchmark()
     config = quick_config("icarl", **{"flashback": True, **values})
-    trainer = Trainer(build_method(config, benchmark), benchmark, keeper=keeper)
+    trainer = Trainer(build_method(config, benchmark, "cpu"), benchmark, keeper=keeper)
     if state is not None:
         trainer.resume(state)
     trainer.run()

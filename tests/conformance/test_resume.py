@@ -107,7 +107,10 @@ def start(name: str, keeper: Checkpoints, log: list[str], state: RunState | None
     """Train from the beginning or from a state, as a new process would. The log is cut as a folder cuts it."""
     benchmark = tiny_benchmark()
     trainer = Trainer(
-        build_method(config_of(name), benchmark), benchmark, [lambda event: log.append(json.dumps(event))], keeper
+        build_method(config_of(name), benchmark, "cpu"),
+        benchmark,
+        [lambda event: log.append(json.dumps(event))],
+        keeper,
     )
     keeper.log_size = lambda: len(log)
     if state is not None:

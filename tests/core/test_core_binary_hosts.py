@@ -276,7 +276,7 @@ def test_unknown_settings_of_the_columns_are_refused() -> None:
 
 
 def test_the_net_follows_the_size_of_the_images() -> None:
-    small = build_host(quick_host("lwf-mc").config, tiny_benchmark((2,), shape=(1, 28, 28)))
-    large = build_host(quick_host("lwf-mc").config, tiny_benchmark((2,), per_class=1, shape=(3, 32, 32)))
+    small = build_host(quick_host("lwf-mc").config, tiny_benchmark((2,), shape=(1, 28, 28)), "cpu")
+    large = build_host(quick_host("lwf-mc").config, tiny_benchmark((2,), per_class=1, shape=(3, 32, 32)), "cpu")
     assert small.net.backbone.width == 64  # type: ignore[union-attr]
     assert large.net.backbone.width == 512  # type: ignore[union-attr]

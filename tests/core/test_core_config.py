@@ -58,7 +58,7 @@ def refusal(values: dict[str, Any]) -> str:
         ({"training": {"lr": ".inf"}}, "training.lr is a number, not '.inf'"),
         ({"training": {"lr": "inf"}}, "training.lr is a finite number, not inf"),
         ({"training": {"nesterov": "yes"}}, "training.nesterov is true or false, not 'yes'"),
-        ({"training": {"views": "crop"}}, "training.views is a list, not 'crop'"),
+        ({"training": {"views": "crop"}}, "training.views is a list, not 'crop'; write [crop]"),
         ({"training": {"milestones": [0.5, "x"]}}, "training.milestones[1] is a number, not 'x'"),
         ({"training": {"schedule": "linear"}}, "training.schedule is one of none, step, cosine, not 'linear'"),
         ({"benchmark": {"order": 2.5}}, "benchmark.order is a text, not 2.5"),

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from flashback import FlashbackError, configure
-from flashback.config import TrainingConfig
-from flashback.recipes import Recipe, catalogue
+from flashback.config import TrainingConfig, to_dict
+from flashback.recipes import Recipe, catalogue, resolved
+from flashback.records import RunFolder
 
 configuring = import_module("flashback.recipes.configure")  # the package offers the function of the same name
 
@@ -85,6 +86,22 @@ def test_both_arms_of_a_controlled_recipe_share_everything_else(made: list[Recip
 def test_without_a_recipe_the_defaults_stand(made: list[Recipe]) -> None:
     assert configure("icarl", "unheard-of").training == TrainingConfig()
     assert configure("icarl", "unheard-of", seed=7).seed == 7
+
+
+def test_a_record_says_that_the_defaults_stood(made: list[Recipe]) -> None:
+    assert configure("icarl", "unheard-of").recipe == "defaults"
+    asked = configure("icarl", "made", recipe="defaults")
+    assert (asked.recipe, asked.training) == ("defaults", TrainingConfig())
+    earlier = to_dict(configure("icarl", "unheard-of")) | {"recipe": "controlled"}  # as older records have it
+    assert resolved(earlier)["recipe"] == "defaults"
+    assert resolved(to_dict(configure("icarl", "made")))["recipe"] == "controlled"
+
+
+@pytest.mark.parametrize("kind", ["controlled", "defaults"])
+def test_an_unfinished_run_of_an_earlier_version_is_gone_on_with(made: list[Recipe], tmp_path: Path, kind: str) -> None:
+    now = to_dict(configure("icarl", "unheard-of"))
+    RunFolder.open(tmp_path, now | {"recipe": "controlled"}, resolve=resolved)
+    assert RunFolder.open(tmp_path, now | {"recipe": kind}, resolve=resolved).path == tmp_path
 
 
 @pytest.mark.parametrize(

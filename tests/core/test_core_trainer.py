@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashback import FlashbackError, Host, Trainer, evaluate, train
+from flashback import Flashback, FlashbackError, Host, Trainer, evaluate, train
 from flashback.benchmarks import Benchmark
 from flashback.hosts import Optimisation, Stage
 from flashback.training.evaluation import evaluate_ahead
@@ -337,6 +337,44 @@ def test_a_host_without_stages_is_only_evaluated() -> None:
     assert result.steps == 0
     assert len(result["class_incremental"]["matrix"]) == 3
     assert all(torch.equal(tensor, before[name]) for name, tensor in host.state_dict().items())
+
+
+# ---------------------------------------------------------------- one host, one training
+
+
+def test_a_host_is_trained_once() -> None:
+    host = quick_host("oewc")
+    waiting = Flashback(host)
+    train(host)
+    for again in (lambda: train(host), lambda: Flashback(host), lambda: train(waiting)):
+        with pytest.raises(FlashbackError, match="trained already; build a new one"):
+            again()
+
+
+def test_a_saved_state_is_not_put_into_a_trained_host() -> None:
+    trainer, _ = trainer_of(quick_host("oewc"))
+    trainer.run()
+    with pytest.raises(FlashbackError, match="trained already"):
+        trainer_of(trainer.host)[0].resume(trainer.state())
+    fresh, _ = trainer_of(quick_host("oewc"))
+    fresh.resume(trainer.state())
+    assert fresh.run().as_dict() == trainer.run().as_dict()
+
+
+def test_a_trainer_goes_on_itself() -> None:
+    """What an observer raises stops it; asked again, it ends as if nothing had been."""
+    stopped: list[str] = []
+
+    def stop_once(event: Mapping[str, Any]) -> None:
+        if event["event"] == "task" and event["task"] == 1 and not stopped:
+            stopped.append("here")
+            raise KeyboardInterrupt
+
+    host = quick_host("oewc")
+    trainer = Trainer(host, host.benchmark, [stop_once])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert trainer.run().as_dict() == train(quick_host("oewc")).as_dict()
 
 
 # ---------------------------------------------------------------- threads

@@ -114,6 +114,8 @@ def carry_out(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     if words[0] == "resume":
         (Path(words[1]) / "results.json").unlink()  # as if the run had been stopped just before its end
     more = SHORTER.get(words[0], [])
+    if words[0] == "run" and "--flashback" not in words:
+        more = SETTINGS[:-2]
     if words[0] == "compare" and "--seed-list" not in words:
         more = [*more, "--seeds", "1"]
     with pytest.raises(SystemExit) as end:

@@ -190,7 +190,7 @@ def test_first_task_of_the_scripts(host, benchmark, epochs):
 def test_hosts_accept_their_quick_recipe(host):
     benchmark = load_benchmark("split-fashion-mini")
     flashback = HOSTS[host].has_knowledge
-    built = build_host(configure(host, flashback=flashback), benchmark)
+    built = build_host(configure(host, flashback=flashback), benchmark, "cpu")
     if flashback:
         assert Flashback(built).settings.enabled
 

@@ -392,7 +392,7 @@ def test_a_foreign_configuration(dataset: Path, tmp_path: Path) -> None:
 def test_a_finished_run(dataset: Path, tmp_path: Path) -> None:
     flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
-    with pytest.raises(FlashbackError, match=r"^.*run holds a finished run already; choose another --out$"):
+    with pytest.raises(FlashbackError, match=r"^.*run holds a finished run already, with the same settings; choose"):
         flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu")
     with pytest.raises(FlashbackError, match=r"^the run in .*run is finished; there is nothing to go on with$"):
         resume(tmp_path / "run", device="cpu")

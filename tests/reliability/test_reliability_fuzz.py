@@ -130,7 +130,7 @@ def test_any_accepted_configuration_builds_or_is_refused(data: st.DataObject, na
     mapping = data.draw(changed({key: base[key] for key in ("host", "benchmark", "training", "flashback", "seed")}))
     with or_one_sentence():
         config = config_from_dict(mapping)
-        build_method(config, flashback.training.open_benchmark(config))
+        build_method(config, flashback.training.open_benchmark(config), "cpu")
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -188,7 +188,7 @@ def test_any_values_in_a_signed_manifest(data: st.DataObject, begun: Path, datas
         return
     config = storm.short_run("icarl", dataset)
     benchmark = load_benchmark(str(dataset), sizes=storm.SIZES)
-    trainer = Trainer(build_method(config, benchmark), benchmark)
+    trainer = Trainer(build_method(config, benchmark, "cpu"), benchmark)
     with or_one_sentence():
         trainer.resume(state)
         trainer.run()

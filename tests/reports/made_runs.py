@@ -10,14 +10,16 @@ from typing import Any
 
 import yaml
 
+from flashback.config import to_dict
 from flashback.metrics import summarise
+from flashback.recipes import configure, find_recipe
 
 Matrix = list[list[float]]
 SETTINGS = ("class_incremental", "task_incremental")
 
 
 def made_config(host: str = "icarl", benchmark: str = "split-cifar100", **changes: Any) -> dict[str, Any]:
-    """A small resolved configuration; changes are dotted keys with '__' for the dot."""
+    """The configuration of the host's recipe, or a small one; changes are dotted keys with '__' for the dot."""
     config: dict[str, Any] = {
         "host": {"name": host, "net": "resnet18", "memory_size": 2000},
         "benchmark": {"name": benchmark, "order": None, "sizes": None, "tasks": None, "validation": 0.0},
@@ -27,6 +29,8 @@ def made_config(host: str = "icarl", benchmark: str = "split-cifar100", **change
         "seed": 0,
         "recipe": "controlled",
     }
+    if find_recipe(host, benchmark, "controlled"):
+        config = to_dict(configure(host, benchmark))
     for key, value in changes.items():
         *parents, leaf = key.split("__")
         inner = config
@@ -103,7 +107,7 @@ def write_run(
         **run,
     }
     if log is None:
-        log = made_log(tasks, config["training"]["epochs"], enabled)
+        log = made_log(tasks, min(6, config["training"]["epochs"]), enabled)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     (folder / "results.json").write_text(json.dumps(made_results(matrices, sizes)), encoding="utf-8")

@@ -40,8 +40,43 @@ def test_all_forms_and_plots(tmp_path: Path) -> None:
         )
         == 0
     )
-    assert {path.name for path in tmp_path.iterdir()} == {"runs", "out.html", "out.md", "out.tex", "out.csv", "plots"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "runs",
+        "out.html",
+        "out.md",
+        "out.tex",
+        "out.csv",
+        "out.runs.csv",
+        "plots",
+    }
     assert any((tmp_path / "plots").glob("*.pdf"))
+
+
+def test_of_many_comparisons_the_terminal_says_how_they_came_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for k, gain in enumerate([9.0, 9.0, 9.0, -9.0, -9.0, 0.0]):
+        write_comparison(tmp_path / f"many{k}", seeds=6, gain=gain, training__lr=1.0 + k)
+    for k in range(3):
+        write_comparison(tmp_path / f"one{k}", seeds=1, training__lr=10.0 + k)
+    matrices = {setting: made_matrix(4) for setting in SETTINGS}
+    write_run(tmp_path / "alone", made_config("finetune"), matrices)
+    assert call("report", tmp_path) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 10 + 1
+    write_run(tmp_path / "another", made_config("joint"), matrices)
+    assert call("report", tmp_path) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "11 comparisons by average accuracy, class-incremental: 3 significantly better with flashback, "
+        "2 significantly worse with flashback, 1 without a significant difference, 3 that allow no test, "
+        "2 with one arm alone. The report has the answers.",
+        f"Report: {tmp_path / 'report.html'}",
+    ]
+
+
+def test_of_the_evidence_the_terminal_says_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_comparison(tmp_path / "runs", seeds=1)
+    assert call("report", tmp_path / "runs", "--format", "evidence", "--out", tmp_path / "evidence.md") == 0
+    assert capsys.readouterr().out == f"Report: {tmp_path / 'evidence.md'}\n"
 
 
 def test_several_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,7 +272,7 @@ def test_what_may_explain_a_difference_to_an_anchor_is_measured(tmp_path: Path) 
     page = page_of(tmp_path)
     own = section(page, "Are the hosts right?")
     assert row(own, "icarl", "host.columns all")[2:5] == ["49.82", "50.00", "+0.18"]
-    assert row(own, "icarl", "host.normalise True")[2:5] == ["49.82", "52.00", "+2.18"]
+    assert row(own, "icarl", "host.normalise true")[2:5] == ["49.82", "52.00", "+2.18"]
     assert row(own, "lucir", "host.columns all")[2:5] == ["41.73", "45.00", "+3.27"]
     other = row(own, "icarl", "the same run by its other classifier")
     assert other[3] == number(sum(made_matrix(10, 1)[-1]) / 10)

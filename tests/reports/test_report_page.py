@@ -114,6 +114,17 @@ def test_the_page_gives_the_answers(page: Page) -> None:
     assert all(page.says(title) for title in SETTING_TITLES.values())
 
 
+def test_no_setting_is_hidden_but_by_the_script(page: Page) -> None:
+    (body,) = [given for tag, given in page.tags if tag == "body"]
+    assert "data-setting" not in body
+    assert "document.body.dataset.setting = state.setting" in page.scripts[1]
+    groups = [given.get("data-of") or given.get("class") for tag, given in page.tags if tag in ("tbody", "ul", "h4")]
+    for place, group in enumerate(groups):
+        if group in SETTINGS:
+            assert groups[place - 1] == "setting-head", "each has its heading"
+    assert groups.count("setting-head") == sum(group in SETTINGS for group in groups) >= 8
+
+
 def test_statistics_say_which_test_they_are(page: Page) -> None:
     for words in (
         "Paired t-test by seed, within a method",

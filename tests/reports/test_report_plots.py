@@ -48,8 +48,7 @@ def test_names_are_not_mathematics_and_not_paths(tmp_path: Path) -> None:
 def test_long_names_leave_room_for_the_charts_and_their_kind(tmp_path: Path) -> None:
     """Two settings of flashback with a name far longer than a folder's or a title's."""
     for alpha in (0.1, 0.2):
-        schedule = f"{'step and wait, ' * 20}{alpha}"
-        write_comparison(tmp_path / "runs" / str(alpha), seeds=2, flashback__alpha=alpha, training__schedule=schedule)
+        write_comparison(tmp_path / "runs" / str(alpha), "step and wait, " * 20, seeds=2, flashback__alpha=alpha)
     report = read_report([tmp_path / "runs"])
     assert min(len(pairing.name) for pairing in report.pairings) > 300
     written = write_plots(report, tmp_path / "plots")

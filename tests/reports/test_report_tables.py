@@ -7,12 +7,20 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run
+from made_runs import SETTINGS, made_config, made_matrix, made_results, write_comparison, write_run
 
 import flashback
 from flashback.errors import FlashbackError
 from flashback.metrics import average_accuracy, paired_test
-from flashback.reports import csv_table, html_page, latex_tables, markdown_tables, read_report, write_report
+from flashback.reports import (
+    csv_of_runs,
+    csv_table,
+    html_page,
+    latex_tables,
+    markdown_tables,
+    read_report,
+    write_report,
+)
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.tables import latex
 
@@ -42,6 +50,33 @@ def test_csv_holds_no_formulas(tmp_path: Path) -> None:
     write_run(tmp_path / "run", made_config("=1+1", "@x"), {setting: made_matrix(3) for setting in SETTINGS})
     row = next(csv.DictReader(io.StringIO(csv_table(read_report([tmp_path])))))
     assert (row["host"], row["benchmark"], row["method"]) == ("'=1+1", "'@x", "'=1+1 on @x")
+
+
+def test_csv_of_runs_has_one_line_per_run_setting_classifier_and_metric(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    path = tmp_path / "host" / "seed-1" / "results.json"
+    results = json.loads(path.read_text())
+    other = made_results({setting: made_matrix(4, seed=9) for setting in SETTINGS})
+    results["classifiers"]["other"] = other["classifiers"]["linear"]
+    path.write_text(json.dumps(results))
+    rows = list(csv.DictReader(io.StringIO(csv_of_runs(read_report([tmp_path])))))
+    assert list(rows[0]) == [
+        "folder", "host", "benchmark", "recipe", "arm", "seed", "setting", "classifier", "metric", "value"
+    ]  # fmt: skip
+    keys = [tuple(list(row.values())[:-1]) for row in rows]
+    assert len(set(keys)) == len(keys)
+    assert len({key[:-1] for key in keys}) == (4 + 1) * 2
+    found = {(row["arm"], row["seed"], row["setting"], row["classifier"], row["metric"]): row["value"] for row in rows}
+    for arm in ("host", "flashback"):
+        for seed in (0, 1):
+            for setting in SETTINGS:
+                value = found[arm, str(seed), setting, "linear", "average_accuracy"]
+                assert float(value) == pytest.approx(average(tmp_path, arm, seed, setting), abs=1e-12)
+    assert float(found["host", "1", SETTINGS[0], "other", "forgetting"]) == other[SETTINGS[0]]["forgetting"]
+    assert {row["folder"] for row in rows} == {f"{arm}/seed-{k}" for arm in ("host", "flashback") for k in (0, 1)}
+    assert {(row["host"], row["benchmark"], row["recipe"]) for row in rows} == {
+        ("icarl", "split-cifar100", "controlled")
+    }
 
 
 def test_markdown_has_answers_and_a_table_per_setting(tmp_path: Path) -> None:
@@ -118,7 +153,10 @@ def test_escapes() -> None:
         ("r.html", "md", ["r.md"]),
         ("deep/r", "latex", ["deep/r.tex"]),
         ("r.v2", "csv", ["r.v2.csv"]),
-        ("r.html", "all", ["r.html", "r.md", "r.tex", "r.csv"]),
+        ("r.html", "all", ["r.html", "r.md", "r.tex", "r.csv", "r.runs.csv"]),
+        ("r.html", "runs-csv", ["r.runs.csv"]),
+        ("r.csv", "runs-csv", ["r.csv"]),
+        ("r", "runs-csv", ["r.runs.csv"]),
     ],
 )
 def test_files_are_written_where_they_were_asked_for(out: str, form: str, expected: list[str], tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ parts:
     assert first.returncode == 1
     assert "11 of 12 runs done" in first.stdout
     assert (tmp_path / "killed").exists()
-    ends = [line.split(" (")[0] for line in first.stderr.splitlines() if "killed-once" in line]
+    ends = [line.split(" (")[0] for line in first.stderr.splitlines() if ": split-fashion-mini/killed-once" in line]
     folder = "split-fashion-mini/killed-once/controlled/recipe/host/seed-0"
     assert ends == [f"waiting: {folder}", f"done: {folder}"]
     assert [line for line in first.stderr.splitlines() if "this host is broken" in line]

@@ -26,7 +26,7 @@ class FakeRun:
 def train_with(observer: Any) -> dict[str, Any]:
     config = quick_config("lwf-mc", flashback=True)
     benchmark = tiny_benchmark((2, 2))
-    return Trainer(build_method(config, benchmark), benchmark, [observer]).run().as_dict()
+    return Trainer(build_method(config, benchmark, "cpu"), benchmark, [observer]).run().as_dict()
 
 
 def test_weights_and_biases_gets_losses_and_accuracies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

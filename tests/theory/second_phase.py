@@ -86,7 +86,7 @@ def batch_of(host: Host, stage: Stage, size: int = 9) -> Batch:
 def in_phase_2(name: str, support: str = "host", **settings: Any) -> Situation:
     """Through the real stages up to phase 2 of the second task; only the training inside them is made up."""
     config = quick_config(name, flashback=True, **{"training__epochs": 2, **small_settings(name), **settings})
-    host = build_host(config, tiny_benchmark(per_class=6)).double()
+    host = build_host(config, tiny_benchmark(per_class=6), "cpu").double()
     trainer, plugin = Trainer(host, host.benchmark), Flashback(host, alpha=ALPHA, support=support)
     generator = torch.Generator().manual_seed(5)
     trainer.run_task(host.benchmark.tasks[0])

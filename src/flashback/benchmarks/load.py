@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,17 @@ from flashback.benchmarks.arrays import read_npz
 from flashback.benchmarks.folders import read_folder
 from flashback.benchmarks.orders import Order, class_order, task_ranges
 from flashback.benchmarks.pools import Array, Pool, Source
-from flashback.benchmarks.sources import find_source
+from flashback.benchmarks.sources import fetch_files, find_files, find_source, say_missing
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
 from flashback.benchmarks.tasks import Benchmark, Images, Task
 from flashback.errors import FlashbackError
 
+SKETCHED_SIDE = 8  # pixels that every backbone can halve three times
 MEASURED_IMAGES = 2_000  # give the mean and deviation of a dataset without published ones
 
 
 def load_benchmark(
-    name: str,
+    name: str | Path,
     *,
     data: str | Path | None = None,
     order: Order | None = None,
@@ -31,29 +33,63 @@ def load_benchmark(
     seed: int = 0,
     download: bool = True,
     tasks: int | None = None,
+    sketch: bool = False,
 ) -> Benchmark:
     """A named benchmark, or a path to an .npz or a folder of images with the `sizes` of its tasks.
 
     `validation` cuts that fraction of each class's training images (seeded) and tests on them, never on the test set.
+    A `sketch` has the labels with a few pixels of noise for images, which are not decoded: enough to count by.
     """
+    _check_folder(data)
+    name = str(name)
     spec, source = (BENCHMARKS[name], None) if name in BENCHMARKS else _from_path(name, sizes)
     dataset = spec.dataset
     labels = class_order(spec.order if order is None else order, dataset.classes)
     ranges = _first(tasks, task_ranges(spec.sizes if sizes is None else sizes, dataset.classes))
     source = source or find_source(dataset, data, download)
+    source = _sketch(source) if sketch else source
     names = [(dataset.class_names or source.class_names)[label] for label in labels]
     made = tuple(_tasks(*_split(source, validation, seed), labels, ranges, names))
     mean, std = (dataset.mean, dataset.std) if dataset.mean else _measure(made[0].train.x)
     return Benchmark(spec.name, dataset.name, labels, made, mean, std, tuple(names), source.checksum)
 
 
-def _from_path(name: str, sizes: Sequence[int] | None) -> tuple[Spec, Source]:
-    """A benchmark of the user's own files; what is published for named ones is read off the images."""
+def missing_data(name: str, data: str | Path | None = None) -> str | None:
+    """What to do about the data of a benchmark, where they are not at hand; files of one's own must be."""
+    _check_folder(data)
+    if name not in BENCHMARKS:
+        _own_path(name)
+        return None
+    dataset = BENCHMARKS[name].dataset
+    if find_files(dataset, data) is not None:
+        return None
+    return say_missing(dataset, data) + (f", or let a run fetch them from {dataset.url}" if dataset.url else "")
+
+
+def fetch_data(name: str, data: str | Path | None = None) -> Path:
+    """Where the data of a benchmark lie, fetched where they are missing; a sentence where they cannot be had."""
+    _check_folder(data)
+    return fetch_files(BENCHMARKS[name].dataset, data) if name in BENCHMARKS else _own_path(name)
+
+
+def _check_folder(data: str | Path | None) -> None:
+    """A folder that is named must be there: a mistyped one would be filled with a download. The cache is made."""
+    if data is not None and not Path(data).expanduser().exists():
+        raise FlashbackError(f"there is no data folder {data}; check the path, or make the folder")
+
+
+def _own_path(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.exists():
         if path.suffix != ".npz" and os.sep not in name:
             BENCHMARKS[name]  # raises the error that suggests the nearest name
         raise FlashbackError(f"there is no {'file' if path.suffix == '.npz' else 'folder'} {path}; check the path")
+    return path
+
+
+def _from_path(name: str, sizes: Sequence[int] | None) -> tuple[Spec, Source]:
+    """A benchmark of the user's own files; what is published for named ones is read off the images."""
+    path = _own_path(name)
     if sizes is None:
         raise FlashbackError(
             f"{path} says nothing about tasks; give their sizes, such as --set benchmark.sizes=[2,2,2] for 6 classes "
@@ -71,6 +107,14 @@ def _first(count: int | None, ranges: list[range]) -> list[range]:
             f"the benchmark has {len(ranges)} tasks, not {count}; give a number from 1 to {len(ranges)}"
         )
     return ranges[:count]
+
+
+def _sketch(source: Source) -> Source:
+    def take(rows: Array) -> torch.Tensor:
+        shape = (len(rows), source.image[0], SKETCHED_SIDE, SKETCHED_SIDE)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(len(rows)))
+
+    return replace(source, train=replace(source.train, take=take), test=replace(source.test, take=take))
 
 
 Part = tuple[Pool, Array]  # a pool and the rows of it that may be used

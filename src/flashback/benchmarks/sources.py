@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,9 @@ from flashback.errors import FlashbackError
 
 def find_source(dataset: Dataset, data: str | Path | None, download: bool) -> Source:
     """The dataset as read, checked against what is known of it."""
-    folder = data_folder(data)
-    arrays = folder / f"{dataset.name}.npz"
-    if arrays.exists():
-        source = read_npz(arrays, dataset.classes)
-    else:
-        official = next((path for name in dataset.files if (path := folder / name).exists()), None)
-        source = dataset.read(official or _download(dataset, folder, allowed=download))
+    folder, files = data_folder(data), fetch_files(dataset, data, download)
+    arrays = files == folder / f"{dataset.name}.npz"
+    source = read_npz(files, dataset.classes) if arrays else dataset.read(files)
     if source.image != dataset.image or len(source.class_names) != dataset.classes:
         raise FlashbackError(
             f"the files of {dataset.name} in {folder} hold {len(source.class_names)} classes of images "
@@ -30,15 +27,31 @@ def find_source(dataset: Dataset, data: str | Path | None, download: bool) -> So
     return source
 
 
+def find_files(dataset: Dataset, data: str | Path | None) -> Path | None:
+    """Where a dataset lies: the .npz of its name, else the official file or folder; None where there is neither."""
+    folder = data_folder(data)
+    return next((path for name in (f"{dataset.name}.npz", *dataset.files) if (path := folder / name).exists()), None)
+
+
+def fetch_files(dataset: Dataset, data: str | Path | None, download: bool = True) -> Path:
+    """The same, downloaded where they are missing; a sentence where they cannot be had."""
+    return find_files(dataset, data) or _download(dataset, data_folder(data), allowed=download)
+
+
+def say_missing(dataset: Dataset, data: str | Path | None) -> str:
+    files = " or ".join((f"{dataset.name}.npz", *dataset.files))
+    return f"the data of {dataset.name} are missing; put {files} into {data_folder(data)} (or name another folder)"
+
+
 def _download(dataset: Dataset, folder: Path, allowed: bool) -> Path:
     import pooch
 
-    files = " or ".join((f"{dataset.name}.npz", *dataset.files))
-    missing = f"the data of {dataset.name} are missing; put {files} into {folder} (or name another folder)"
+    missing = say_missing(dataset, folder)
     if not (allowed and dataset.url):
         raise FlashbackError(missing)
+    pooch.get_logger().setLevel("WARNING")  # the progress says where from and how much
     try:
-        downloader = pooch.HTTPDownloader(progressbar=_Progress(dataset.files[0]), chunk_size=2**16)
+        downloader = pooch.HTTPDownloader(progressbar=_Progress(dataset, folder), chunk_size=2**16)
         return Path(
             pooch.retrieve(dataset.url, f"md5:{dataset.md5}", dataset.files[0], path=folder, downloader=downloader)
         )
@@ -48,20 +61,31 @@ def _download(dataset: Dataset, folder: Path, allowed: bool) -> Path:
 
 
 class _Progress:
-    """What pooch asks of a progress bar, drawn by rich."""
+    """What pooch asks of a progress bar, drawn by rich, with a line before it that says what is fetched."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, dataset: Dataset, folder: Path) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
         self._bar = Progress(*columns, console=Console(stderr=True))
-        self._task = self._bar.add_task(name, total=None)
-        self.total = 0
+        self._task = self._bar.add_task(dataset.files[0], total=None)
+        self._dataset, self._folder, self._total = dataset, folder, 0
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @total.setter
+    def total(self, size: int) -> None:
+        """Set once the server has answered, before the first byte is kept; 0 where it does not tell the size."""
+        self._total = size
+        amount = f"{size / 1e6:,.1f} MB" if size else "of unknown size"
+        print(f"fetching {self._dataset.url}, {amount}, into {self._folder}", file=sys.stderr)
 
     def update(self, count: int) -> None:
         self._bar.start()
-        self._bar.update(self._task, advance=count, total=self.total or None)
+        self._bar.update(self._task, advance=count, total=self._total or None)
 
     def reset(self) -> None:
         self._bar.reset(self._task)

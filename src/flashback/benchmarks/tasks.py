@@ -50,7 +50,7 @@ class Task:
         return slice(self.classes.start, self.classes.stop)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Benchmark:
     """A dataset, a class order and the tasks they make."""
 
@@ -77,6 +77,11 @@ class Benchmark:
     def sizes(self) -> list[int]:
         """How many classes each task brings."""
         return [len(task.classes) for task in self.tasks]
+
+    def __repr__(self) -> str:
+        images = sum(len(task.train) for task in self.tasks)
+        side = "×".join(map(str, self.image_shape))
+        return f"Benchmark({self.name}: {len(self.tasks)} tasks, {self.classes} classes, {images:,} images of {side})"
 
     @property
     def crop_padding(self) -> int:

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from flashback import __version__ as flashback_version
-from flashback.cli import report, speed, studies, tables
-from flashback.cli.options import Data, Device, HostFile, Jobs, Set
+from flashback.cli import report, show, speed, studies, tables
+from flashback.cli.options import Data, Device, HostFile, Jobs, Set, say_missing_recipe
 from flashback.cli.progress import ProgressView, output
 from flashback.config import RunConfig, parse_assignment, read_yaml, set_dotted, within
 from flashback.errors import FlashbackError, unknown
+from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import config_from_dict, configure
-from flashback.records import read_record
+from flashback.records import dotted, read_record
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
 from flashback.training.compare import compare as compare_arms
@@ -29,7 +30,7 @@ Benchmark = Annotated[
     typer.Option(help="A name (see `flashback list benchmarks`), an .npz or a folder; default: split-fashion-mini."),
 ]
 Out = Annotated[Path | None, typer.Option(help="The folder for the record; default: under runs/.")]
-Recipe = Annotated[str | None, typer.Option(help="controlled (the default), anchor, as-published, or a file.")]
+Recipe = Annotated[str | None, typer.Option(help="controlled (the default), anchor, as-published, defaults or a file.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Give up determinism for speed on a GPU.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
 Track = Annotated[
@@ -38,6 +39,14 @@ Track = Annotated[
 ]
 
 DEFAULT_BENCHMARK, DEFAULT_RECIPE, DEFAULT_SEEDS = "split-fashion-mini", "controlled", 3
+STANDS_FOR = {  # options that have a setting of their own
+    "--benchmark": "benchmark.name",
+    "--seed": "seed",
+    "--flashback": "flashback.enabled",
+    "--recipe": "recipe",
+    "--fast": "fast",
+    "--precision": "training.precision",
+}
 
 
 def show_version(asked: bool) -> None:
@@ -60,11 +69,12 @@ def list_names(
     what: Annotated[
         str | None, typer.Argument(help="hosts, benchmarks, nets, recipes or sweeps; default: all.")
     ] = None,
+    host_file: HostFile = None,
 ) -> None:
     """What there is to choose from."""
     if what is not None and what not in tables.LISTS:
         raise unknown("list", what, tables.LISTS)
-    find_hosts()
+    find_hosts(host_file)
     console = output()
     for name in [what] if what else tables.LISTS:
         console.print(tables.LISTS[name]())
@@ -91,14 +101,20 @@ def run(
     It is measured after every task, in both settings, and leaves its record in a folder.
     """
     find_hosts(host_file)
-    own = parse_settings(settings, fast, precision)
+    options = {"--benchmark": benchmark, "--seed": seed, "--flashback": flashback or None, "--recipe": recipe}
+    own = parse_settings(settings, {**options, "--fast": fast or None, "--precision": precision})
     if host.endswith((".yaml", ".yml")):
         within(recipe is None, "--recipe does not go with a config.yaml, which is resolved already; use --set")
-        given = {"benchmark.name": benchmark, "seed": seed, "flashback.enabled": flashback or None}
-        config = reconfigure(Path(host), {key: value for key, value in given.items() if value is not None} | own)
+        config = reconfigure(Path(host), own)
     else:
-        names = (host, benchmark or DEFAULT_BENCHMARK)
-        config = configure(*names, flashback=flashback, seed=seed or 0, recipe=recipe or DEFAULT_RECIPE, settings=own)
+        within(
+            host in HOSTS or not Path(host).is_dir(),
+            f"{host} is a folder: `flashback resume {host}` goes on with the run in it, "
+            f"`flashback run {host}/config.yaml` starts it again elsewhere",
+        )
+        config = configure(host, settings=own)
+        say_missing_recipe(host, config.benchmark.name, own.get("recipe", DEFAULT_RECIPE))
+    check_flashback_is_on(config, own)
     folder = out or default_folder(config)
     trackers = [make_tracker(name, config, folder) for name in track or []]
     with ProgressView() as view:
@@ -135,6 +151,7 @@ def compare(
     host_file: HostFile = None,
     fast: Fast = False,
     precision: Precision = None,
+    track: Track = None,
     settings: Set = None,
 ) -> int:
     """Does flashback help this host?
@@ -144,6 +161,7 @@ def compare(
     """
     benchmark = benchmark or DEFAULT_BENCHMARK
     folder = out or Path("runs") / f"compare-{host}-{Path(benchmark).stem}"
+    say_missing_recipe(host, benchmark, recipe or DEFAULT_RECIPE, host_file)
     with ProgressView() as view:
         comparison = compare_arms(
             host,
@@ -151,11 +169,12 @@ def compare(
             seeds=choose_seeds(seeds, seed_list),
             out=folder,
             recipe=recipe or DEFAULT_RECIPE,
-            settings=parse_settings(settings, fast, precision),
+            settings=parse_settings(settings, {"--fast": fast or None, "--precision": precision}),
             jobs=jobs,
             data=data,
             device=device,
             host_file=host_file,
+            track=track or [],
             watch=view.watch,
         )
     console = output()
@@ -170,18 +189,27 @@ def compare(
 
 report.register(app)
 studies.register(app)
+show.register(app)
 speed.register(app)
 
 
 # ---------------------------------------------------------------- from options to what the functions want
 
 
-def parse_settings(assignments: list[str] | None, fast: bool, precision: str | None) -> dict[str, Any]:
-    """The options that stand for settings, then --set, which wins."""
-    options: dict[str, Any] = {"fast": True} if fast else {}
-    if precision is not None:
-        options["training.precision"] = precision
-    return options | dict(map(parse_assignment, assignments or []))
+def parse_settings(assignments: list[str] | None, options: dict[str, Any]) -> dict[str, Any]:
+    """What --set says, and the options that stand for settings; where one is given twice, both have to agree."""
+    own = dict(map(parse_assignment, assignments or []))
+    set_so, given = dotted(own), {name: value for name, value in options.items() if value is not None}
+    for option, value in given.items():
+        key = STANDS_FOR[option]
+        within(set_so.get(key, value) == value, f"{option} and --set {key} disagree; give one of them")
+    return own | {STANDS_FOR[option]: value for option, value in given.items()}
+
+
+def check_flashback_is_on(config: RunConfig, own: dict[str, Any]) -> None:
+    """Settings of flashback do nothing without it, which whoever gives them does not expect."""
+    idle = [key for key in dotted(own) if key.startswith("flashback.") and key != STANDS_FOR["--flashback"]]
+    within(config.flashback.enabled or not idle, f"{', '.join(idle)} does nothing without flashback; add --flashback")
 
 
 def choose_seeds(count: int | None, listed: str | None) -> list[int]:

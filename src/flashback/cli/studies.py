@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +15,24 @@ from rich.live import Live
 from rich.table import Table
 
 from flashback.cli import tables
-from flashback.cli.options import Data, Device, HostFile, Jobs, Set
+from flashback.cli.options import Data, Device, HostFile, Jobs, Set, say_missing_recipe
 from flashback.cli.progress import ProgressView, output
 from flashback.config import parse_assignment
+from flashback.training.jobs import Job, Place, group_failures, lacking_data
 from flashback.training.similarity import compare_representations
-from flashback.training.sweep import FAILED, RUNNING, STATES, Outcome, read_sweep, run_sweep, shipped_sweeps
+from flashback.training.sweep import (
+    FAILED,
+    RUNNING,
+    STATES,
+    Outcome,
+    Sweep,
+    left_out,
+    plan,
+    read_sweep,
+    run_sweep,
+    shipped_sweeps,
+    survey,
+)
 from flashback.training.trainer import Event, Observer
 from flashback.training.tune import tune as tune_flashback
 
@@ -37,17 +52,57 @@ def sweep(
     data: Data = None,
     device: Device = "auto",
     host_file: HostFile = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="tensorboard, wandb or mlflow; may be repeated.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned runs and train none.")] = False,
 ) -> int:
     """Run what is missing of many runs; what is finished in the folder, from whatever machine, counts as done."""
+    chosen = read_sweep(file)
+    triples = ((h, b, part.recipe) for part in chosen.parts for h, b in product(part.hosts, part.benchmarks))
+    for host, benchmark, recipe in dict.fromkeys(triples):
+        say_missing_recipe(host, benchmark, recipe, host_file)
+    if dry_run:
+        show_plan(chosen, plan(chosen, out, Place.of(data, device, host_file, jobs)))
+        return 0
     with LiveStates() as live:
-        chosen = read_sweep(file)
-        outcome = run_sweep(chosen, out, jobs=jobs, data=data, device=device, host_file=host_file, watch=live.watch)
+        outcome = run_sweep(
+            chosen,
+            out,
+            jobs=jobs,
+            data=data,
+            device=device,
+            host_file=host_file,
+            track=track or [],
+            watch=live.watch,
+        )
     console = output()
     console.print(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.", soft_wrap=True)
+    say_left_out(chosen)
     console.print(f"Records: {out}; see them with: flashback report {out}", soft_wrap=True)
-    for line in tables.failure_lines(outcome.failures):
+    for line in tables.failure_lines(group_failures(outcome.failures)):
         typer.echo(line, err=True)
     return 1 if outcome.failures else 0
+
+
+def show_plan(chosen: Sweep, planned: Sequence[Job]) -> None:
+    """All runs with their states, and what is missing before those that wait can start."""
+    outcome, waiting = survey(planned)
+    table = tables.make_table(chosen.title, "run", "state", texts=2)
+    for name, state in outcome.states.items():
+        table.add_row(name, state)
+    console = output()
+    console.print(table)
+    console.print(f"{outcome.finished} of {len(planned)} runs done; nothing was trained.", soft_wrap=True)
+    for sentence in lacking_data(waiting):
+        console.print(f"{sentence[0].upper()}{sentence[1:]}.", soft_wrap=True)
+    say_left_out(chosen)
+
+
+def say_left_out(chosen: Sweep) -> None:
+    if bare := left_out(chosen):
+        said = f"Left out: flashback for {', '.join(bare)}; there is no knowledge to attach to."
+        output().print(said, soft_wrap=True)
 
 
 class LiveStates:

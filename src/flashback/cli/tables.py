@@ -14,7 +14,7 @@ from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord
-from flashback.reports.words import interval, number, probability, signed, spread, unmatched_seeds
+from flashback.reports.words import TITLES, interval, number, probability, signed, spread, unmatched_seeds
 from flashback.training.compare import METRICS, Comparison, Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS
@@ -30,7 +30,7 @@ NAMES = {
     "new_task_accuracy": "new task, last",
     "mean_new_task_accuracy": "new task, mean",
 }
-WIDE = 104  # columns of a terminal that shows a comparison whole
+WIDE = 96  # columns of a terminal that has room between the columns of a comparison; 80 hold them all
 
 
 def title_of(metric: str) -> str:
@@ -70,7 +70,7 @@ def nets_table() -> Table:
     table = make_table("nets", "name", "what it is", texts=2)
     for name in NETS:
         table.add_row(name, first_line(NETS[name].__doc__))
-    table.add_row("timm:MODEL[:pretrained]", "Any image model of timm, where that is installed.")
+    table.add_row("timm:MODEL[:pretrained][:cls]", "Any image model of timm, if it is installed; cls: its class token.")
     return table
 
 
@@ -128,19 +128,19 @@ def words(name: str) -> str:
 
 
 def comparison_table(comparison: Comparison, width: int) -> Table:
-    """On a narrow terminal the intervals are left out."""
-    columns = [*ARMS, "difference", "95 % interval", "p"]
-    shown = [k for k, column in enumerate(columns) if width >= WIDE or column != "95 % interval"]
+    """Rows have the short names of the reports, so that all columns fit 80 letters."""
     seeds = f"{len(comparison.seeds)} seed{'s' * (len(comparison.seeds) > 1)}"
     title = f"{comparison.host} without and with flashback on {comparison.benchmark}, {seeds}"
-    table = make_table(title, "", *(columns[k] for k in shown))
-    table.caption, table.caption_justify = "mean ± deviation; ↓ less is better", "left"
+    table = make_table(title, "", *ARMS, "difference", "95 % interval", "p")
+    if width < WIDE:
+        table.padding, table.show_edge = 0, False
+    meanings = "; ".join(" ".join(TITLES[metric]) for metric in METRICS)
+    table.caption, table.caption_justify = f"mean ± deviation; ↓ less is better\n{meanings}", "left"
     for setting in SETTINGS:
-        table.add_row(Text(words(setting), style="bold"))
+        table.add_row(Text(words(setting).replace("-", "-\n"), style="bold"))
         for row in comparison.rows:
             if row.setting == setting:
-                cells = row_cells(row)
-                table.add_row(f"  {title_of(row.metric)}", *(cells[k] for k in shown))
+                table.add_row(f"  {TITLES[row.metric][0]}{'' if METRICS[row.metric] else ' ↓'}", *row_cells(row))
         table.add_section()
     return table
 

@@ -1,4 +1,4 @@
-"""Hosts from outside the package: those of installed packages, and those in a file the user names."""
+"""Hosts and nets from outside the package: those of installed packages, and those in a file the user names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import ModuleType
 
 from flashback.errors import FlashbackError
 from flashback.hosts.base import HOSTS
+from flashback.nets import NETS
 
 GROUP = "flashback.hosts"
 
@@ -34,7 +35,7 @@ def load_installed_hosts() -> None:
 
 
 def load_host_file(path: str | Path) -> list[str]:
-    """Run a Python file and return the names of the hosts it registers."""
+    """Run a Python file and return the names of the hosts and nets it registers."""
     path = Path(path).expanduser()
     try:
         source = path.read_bytes()
@@ -44,9 +45,13 @@ def load_host_file(path: str | Path) -> list[str]:
     name = "_flashback_host_" + hashlib.sha256(str(path.resolve()).encode() + source).hexdigest()[:16]
     if name not in sys.modules:
         execute(path, source, name)
-    own = [host for host in HOSTS if HOSTS[host].__module__ == name]
+    entries = [(entry, HOSTS[entry]) for entry in HOSTS] + [(entry, NETS[entry]) for entry in NETS]
+    own = [entry for entry, made in entries if made.__module__ == name]
     if not own:
-        raise FlashbackError(f'--host-file {path} registers no host; decorate its class with @HOSTS.register("name")')
+        raise FlashbackError(
+            f'--host-file {path} registers no host and no net; decorate its class with @HOSTS.register("name") or '
+            '@NETS.register("name")'
+        )
     return own
 
 

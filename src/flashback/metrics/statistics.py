@@ -97,16 +97,16 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def verdict(test: PairedTest, higher_is_better: bool = True) -> str:
-    """One honest sentence about a paired test, at the 5 % level."""
+    """One honest sentence about a paired test, at the 5 % level; zero has no sign but plus."""
     if test.difference is None:
         return "There is no pair to compare."
     pairs = f"{test.pairs} pair{'s' * (test.pairs > 1)} (one per {test.unit})"
     if test.pairs < 2:
-        return f"Too few pairs for a test: flashback changes this by {test.difference:+.2f} in {pairs}."
+        return f"Too few pairs for a test: flashback changes this by {test.difference:+z.2f} in {pairs}."
     if test.p is None:
-        return f"No test is possible: flashback changes this by exactly {test.difference:+.2f} in each of {pairs}."
+        return f"No test is possible: flashback changes this by exactly {test.difference:+z.2f} in each of {pairs}."
     numbers = (
-        f"{test.difference:+.2f}, 95 % interval {test.low:+.2f} to {test.high:+.2f}, {_probability(test.p)}, {pairs}"
+        f"{test.difference:+z.2f}, 95 % interval {test.low:+z.2f} to {test.high:+z.2f}, {_probability(test.p)}, {pairs}"
     )
     few = f"; fewer than {FEW} pairs, so read it with care" if test.pairs < FEW else ""
     if test.p >= 0.05:

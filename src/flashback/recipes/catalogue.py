@@ -12,7 +12,8 @@ from typing import Any
 from flashback.config import AliasLoader, read_yaml
 from flashback.errors import FlashbackError
 
-KINDS = ("controlled", "anchor", "as-published")
+KINDS = CONTROLLED, ANCHOR, AS_PUBLISHED = "controlled", "anchor", "as-published"
+DEFAULTS = "defaults"  # no recipe at all
 
 
 @dataclass(frozen=True)

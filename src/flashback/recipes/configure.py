@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashback.config import RunConfig, build, set_dotted, to_dict, within
+from flashback.config import RunConfig, build, check_sections, set_dotted, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import load_installed_hosts
-from flashback.recipes.catalogue import KINDS, find_recipe, list_recipes, read_recipe_file
+from flashback.recipes.catalogue import CONTROLLED, DEFAULTS, KINDS, find_recipe, list_recipes, read_recipe_file
 from flashback.records import dotted
 
 
@@ -23,7 +24,10 @@ def configure(
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """The configuration of one run; `settings` have dotted keys ("training.epochs": 5) and win over the recipe."""
+    """The configuration of one run; `settings` have dotted keys ("training.epochs": 5) and win over the recipe.
+
+    Where there is no controlled recipe the defaults stand, and the configuration says so: its recipe is "defaults".
+    """
     if host not in HOSTS:
         load_installed_hosts()
     own = dotted(settings or {})
@@ -34,7 +38,7 @@ def configure(
     fixed = {"host.name": host, "benchmark.name": benchmark, "flashback.enabled": flashback}
     for key, value in {**recipe_values(host, benchmark, recipe, bool(flashback)), **own, **fixed}.items():
         set_dotted(values, key, value)
-    return config_from_dict(values)
+    return named_as_it_is(config_from_dict(values))
 
 
 def check_free(settings: Mapping[str, Any], what: str) -> None:
@@ -45,15 +49,23 @@ def check_free(settings: Mapping[str, Any], what: str) -> None:
 
 def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict[str, Any]:
     """What the recipe sets. Without one for this benchmark the defaults stand, unless another kind was asked for."""
+    if kind == DEFAULTS or lacks_recipe(host, benchmark, kind):
+        return {}
     if kind.endswith((".yaml", ".yml")):
         return own_recipe_values(host, benchmark, Path(kind), flashback)
-    within(kind in KINDS, f"--recipe is one of {', '.join(KINDS)}, or a recipe file of your own, not '{kind}'")
+    known = f"{', '.join(KINDS)}, or {DEFAULTS}"
+    within(kind in KINDS, f"--recipe is one of {known}, or a recipe file of your own, not '{kind}'")
     recipe = find_recipe(host, benchmark, kind)
-    if recipe is None and kind != "controlled":
+    if recipe is None:
         others = sorted({r.benchmark for r in list_recipes() if (r.host, r.kind) == (host, kind)})
         where = f"there is one for {', '.join(others)}" if others else f"{host} has no {kind} recipe at all"
         raise FlashbackError(f"no {kind} recipe for {host} on {benchmark}; {where}")
-    return recipe.values(flashback) if recipe else {}
+    return recipe.values(flashback)
+
+
+def lacks_recipe(host: str, benchmark: str, kind: str) -> bool:
+    """Whether the defaults stand in for a controlled recipe."""
+    return kind == CONTROLLED and find_recipe(host, benchmark, kind) is None
 
 
 def own_recipe_values(host: str, benchmark: str, path: Path, flashback: bool) -> dict[str, Any]:
@@ -65,8 +77,8 @@ def own_recipe_values(host: str, benchmark: str, path: Path, flashback: bool) ->
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as a mapping with every key: a setting that came with a later version has its default."""
-    return to_dict(config_from_dict(values))
+    """A configuration as a mapping with every key, as this version writes it: a later setting has its default."""
+    return to_dict(named_as_it_is(config_from_dict(values)))
 
 
 def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
@@ -77,6 +89,13 @@ def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     within(isinstance(host, Mapping) and isinstance(host.get("name"), str), "host.name is missing")
     assert isinstance(host, Mapping)
     own = build(HOSTS[host["name"]].Settings, host, "host.")
+    check_sections(values, type(own))
     config = build(RunConfig, {**values, "host": own})
     config.check()
     return config
+
+
+def named_as_it_is(config: RunConfig) -> RunConfig:
+    """With the recipe "defaults" where there is no controlled one."""
+    missing = lacks_recipe(config.host.name, config.benchmark.name, config.recipe)
+    return replace(config, recipe=DEFAULTS) if missing else config

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -110,6 +110,8 @@ class RunFolder:
         """A new folder, or the one of an unfinished run of the same configuration, once that is resolved."""
         make_folder(path)
         folder = cls(path)
+        if is_finished(path):
+            folder.refuse_finished(config, ignored, resolve)
         with folder.lock():  # of two processes that start at once, one writes its configuration, the other finds it
             folder.claim(config, ignored, resolve)
         return folder
@@ -118,12 +120,18 @@ class RunFolder:
         if not (self.path / CONFIG).exists():
             self.write(CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
             return
-        differing = differing_keys(resolve(read_config(self.path)), config, ignored)
+        differing = differing_keys(resolve(read_config(self.path)), resolve(config), ignored)
         if differing:
             raise FlashbackError(
                 f"{self.path} holds an unfinished run of another configuration (differs in {', '.join(differing)}); "
                 "choose another --out"
             )
+
+    def refuse_finished(self, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve) -> NoReturn:
+        """Say whether it is the run that was asked for."""
+        differing = differing_keys(resolve(read_config(self.path)), resolve(config), ignored)
+        how = f"with other settings (differs in {', '.join(differing)})" if differing else "with the same settings"
+        raise FlashbackError(f"{self.path} holds a finished run already, {how}; choose another --out")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -209,8 +217,9 @@ class RunRecord:
     results: dict[str, Any]
 
 
-def read_record(path: Path) -> RunRecord:
+def read_record(path: str | Path) -> RunRecord:
     """Read a finished run; a FlashbackError names what is missing or broken."""
+    path = Path(path)
     config, run, results = read_config(path), _json(path / RUN), _json(path / RESULTS)
     return RunRecord(path, config, _mapping(run, path / RUN), _mapping(results, path / RESULTS))
 

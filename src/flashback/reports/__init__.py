@@ -4,13 +4,14 @@ from flashback.reports.evidence import evidence_page
 from flashback.reports.page import html_page
 from flashback.reports.pairings import Pairing, Report, read_report
 from flashback.reports.plots import write_plots
-from flashback.reports.tables import csv_table, latex_tables, markdown_tables
+from flashback.reports.tables import csv_of_runs, csv_table, latex_tables, markdown_tables
 from flashback.reports.write import FORMATS, write_report
 
 __all__ = [
     "FORMATS",
     "Pairing",
     "Report",
+    "csv_of_runs",
     "csv_table",
     "evidence_page",
     "html_page",

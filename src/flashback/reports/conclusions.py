@@ -9,7 +9,6 @@ from flashback.metrics.statistics import holm
 from flashback.reports.gathered import AA, CLASS_INCREMENTAL, FORGETTING, LEARNING, NEAR, Anchored, Evidence, alpha
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.planned import Study
-from flashback.reports.printed import printed_for
 from flashback.reports.reading import Similarity
 from flashback.reports.words import SETTING_TITLES, SIGNIFICANT, direction, number, plural, probability, signed
 from flashback.training.compare import Row
@@ -114,7 +113,7 @@ def printed_gains(pairings: Sequence[Pairing], setting: str) -> dict[str, float]
     return {
         pairing.name: printed.value[FLASHBACK] - (printed.value[HOST] if printed.rerun is None else printed.rerun)
         for pairing in pairings
-        for printed in printed_for(pairing.any_run.settings)
+        for printed in pairing.printed
         if (printed.setting, printed.metric) == (setting, AA) and len(printed.value) == len(ARMS)
     }
 

@@ -36,7 +36,7 @@ from flashback.reports.gathered import (
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Report
 from flashback.reports.planned import Study, name_of
-from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies, printed_for
+from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies
 from flashback.reports.reading import Run, Similarity
 from flashback.reports.sections import remarks
 from flashback.reports.tables import change, markdown_table
@@ -187,7 +187,7 @@ def controlled(evidence: Evidence) -> Lines:
 def printed_table(report: Report, setting: str) -> Lines:
     rows = []
     for pairing in report.pairings:
-        for printed in printed_for(pairing.any_run.settings):
+        for printed in pairing.printed:
             if printed.setting == setting:
                 row = pairing.row(setting, printed.metric)
                 theirs = [printed.text(arm) or ABSENT for arm in ARMS]

@@ -14,6 +14,7 @@ from flashback.reports.pairings import Pairing, Report
 from flashback.reports.planned import Study, choose_alike, deciding, how_computed, is_of, pair_up, read_study
 from flashback.reports.printed import Anchor, anchor_of
 from flashback.reports.reading import Run
+from flashback.reports.words import written
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
@@ -155,7 +156,7 @@ class Evidence:
             if run.host == anchor.host:
                 settings = deciding(run.settings)
                 changed = differing_keys(deciding(anchor.settings), settings)
-                words = ", ".join(f"{key} {settings[key]}" for key in changed)
+                words = ", ".join(f"{key} {written(settings[key])}" for key in changed)
                 yield Switched(words, *accuracy_and_forgetting(run.record.results))
 
     @cached_property

@@ -8,6 +8,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from flashback.reports.words import SETTING_TITLES
+
+HEAD = "setting-head"  # names a setting where all are shown at once, which is without a script
+
 
 class Html(str):
     """Text that is HTML: made here, never read from a file."""
@@ -52,9 +56,17 @@ def _finite(value: Any) -> Any:
 def table(columns: Sequence[str], groups: Mapping[str, Sequence[Html]], texts: int, title: str, name: str = "") -> Html:
     """A table that sorts; the first `texts` columns hold words. Rows come in groups: one per setting, or just one."""
     heads = [element("th", column, scope="col", class_=k >= texts and "n") for k, column in enumerate(columns)]
-    bodies = [element("tbody", *rows, data_of=setting or False) for setting, rows in groups.items()]
+    bodies = [part for setting, rows in groups.items() if rows for part in _group(setting, rows, len(columns))]
     whole = element("table", element("thead", element("tr", *heads)), *bodies, class_="sortable", id=name or False)
     return scrolling(title, whole)
+
+
+def _group(setting: str, rows: Sequence[Html], columns: int) -> list[Html]:
+    if not setting:
+        return [element("tbody", *rows)]
+    title = element("th", SETTING_TITLES[setting].capitalize(), scope="colgroup", colspan=str(columns))
+    head = element("tbody", element("tr", title), class_=HEAD)
+    return [head, element("tbody", *rows, data_of=setting)]
 
 
 def scrolling(title: str, *content: str, **attributes: str | bool) -> Html:
@@ -72,6 +84,12 @@ def row(name: str, texts: Iterable[str], numbers: Iterable[str | Html], **attrib
 
 def note(text: str) -> Html:
     return element("p", text, class_="soft small")
+
+
+def bullets_by_setting(sentences: Mapping[str, Iterable[str]]) -> Html:
+    """One list per setting."""
+    heads = {setting: element("h4", SETTING_TITLES[setting].capitalize(), class_=HEAD) for setting in sentences}
+    return join(part for s, own in sentences.items() for part in (heads[s], bullets(own, data_of=s)))
 
 
 def bullets(sentences: Iterable[str], **attributes: str | bool) -> Html:

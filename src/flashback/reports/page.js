@@ -5,7 +5,8 @@
   const ARMS = Object.keys(data.arms);
   const NAMESPACE = document.getElementById("drawing").namespaceURI; // so that the page names no address at all
   const tip = document.getElementById("tip");
-  const state = { setting: document.body.dataset.setting, pairing: 0 };
+  const state = { setting: document.querySelector("[role=tab]").dataset.setting, pairing: 0 };
+  document.body.dataset.setting = state.setting; // without a script all settings are shown, each with its heading
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
   const $ = (selector, root = document) => root.querySelector(selector);
   const pairing = () => data.pairings[state.pairing];

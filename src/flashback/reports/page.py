@@ -7,8 +7,9 @@ import hashlib
 import re
 from pathlib import Path
 
-from flashback.reports.markup import Html, element, embedded_json, join, note, row, scrolling, table
-from flashback.reports.pairings import Pairing, Report
+from flashback.reports.departures import recipe_in_words
+from flashback.reports.markup import HEAD, Html, element, embedded_json, join, note, row, scrolling, table
+from flashback.reports.pairings import Outcome, Pairing, Report
 from flashback.reports.payload import payload
 from flashback.reports.sections import budget, paper, runs, statistics
 from flashback.reports.words import (
@@ -29,6 +30,12 @@ from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS
 
 HERE = Path(__file__).parent
+CONCLUSIONS = {
+    Outcome.BETTER: "▲ better",
+    Outcome.WORSE: "▼ worse",
+    Outcome.ALIKE: "= no significant difference",
+    Outcome.UNTESTED: "? no test possible",
+}
 
 
 def html_page(report: Report) -> str:
@@ -126,12 +133,14 @@ def badges(pairing: Pairing) -> list[Html]:
     if len(pairing.arms) < len(ARMS):
         return [badge(f"{ARM_TITLES[pairing.arms[0]]} only")]
     comparison = pairing.comparison
-    found = [
-        element("span", conclusion(pairing, setting), class_="badge verdict", data_of=setting) for setting in SETTINGS
-    ]
+    found = []
+    for setting in SETTINGS:
+        head = element("span", f"{SETTING_TITLES[setting]}: ", class_=HEAD)
+        said = CONCLUSIONS[pairing.outcome(setting)]
+        found.append(element("span", head, said, class_="badge verdict", data_of=setting))
     found.append(badge(comparison.budget, warn=not comparison.equal_budget))
     found.append(badge(plural(pairing.row(SETTINGS[0]).test.pairs, "pair")))
-    found.append(badge(f"recipe {comparison.recipe}"))
+    found.append(badge(recipe_in_words(pairing.any_run, changed=bool(pairing.changes))))
     if comparison.differing_settings:
         found.append(badge("settings of the host differ", warn=True))
     if comparison.differing_surroundings:
@@ -141,15 +150,6 @@ def badges(pairing: Pairing) -> list[Html]:
 
 def badge(text: str, warn: bool = False) -> Html:
     return element("span", text, class_="badge warn" if warn else "badge")
-
-
-def conclusion(pairing: Pairing, setting: str) -> str:
-    test = pairing.row(setting).test
-    if test.p is None:
-        return "? no test possible"
-    if test.p >= SIGNIFICANT:
-        return "= no significant difference"
-    return "▲ better" if (test.difference or 0) > 0 else "▼ worse"
 
 
 # ---------------------------------------------------------------- the table

@@ -6,16 +6,19 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, paired_test, verdict
 from flashback.records import RunRecord, differing_keys
-from flashback.records.folder import dotted
+from flashback.reports.departures import changes, is_whole
+from flashback.reports.naming import name_pairs
+from flashback.reports.printed import Printed, printed_for
 from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
-from flashback.reports.words import ARM_TITLES, SETTING_TITLES, TITLES, unmatched_seeds
+from flashback.reports.words import ARM_TITLES, SETTING_TITLES, SIGNIFICANT, TITLES, unmatched_seeds
 from flashback.training.compare import (
     METRICS,
     OVER_IMAGES,
@@ -30,6 +33,16 @@ from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 NOT_SETTINGS = ("seed", "flashback", "checkpoint")  # may differ between the runs of one arm or of one pairing
+
+
+class Outcome(IntEnum):
+    """What a comparison may come to."""
+
+    BETTER = 1
+    WORSE = 2
+    ALIKE = 3
+    UNTESTED = 4
+    ONE_ARM = 5
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,21 @@ class Pairing:
     @property
     def tasks(self) -> int:
         return self.any_run.tasks
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether none of its runs was shortened or tested on validation images."""
+        return all(map(is_whole, self.runs.values()))
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """Its settings that are not those of its recipe."""
+        return changes(self.runs.values())
+
+    @property
+    def printed(self) -> list[Printed]:
+        """What the paper prints for such runs; nothing stands beside runs of another length."""
+        return printed_for(self.any_run.settings) if self.is_whole else []
 
     @property
     def metrics(self) -> list[str]:
@@ -103,6 +131,17 @@ class Pairing:
             return f"Only runs of one arm ({ARM_TITLES[self.arms[0]]}) are here, so there is nothing to compare."
         budget = self.comparison.budget
         return f"Average accuracy, {SETTING_TITLES[setting]}, {budget}: {verdict(self.row(setting).test)}"
+
+    def outcome(self, setting: str) -> Outcome:
+        """How the test by seed of the average accuracy came out."""
+        if len(self.arms) < len(ARMS):
+            return Outcome.ONE_ARM
+        test = self.row(setting).test
+        if test.p is None:
+            return Outcome.UNTESTED
+        if test.p >= SIGNIFICANT:
+            return Outcome.ALIKE
+        return Outcome.BETTER if (test.difference or 0) > 0 else Outcome.WORSE
 
     def over_tasks(self, setting: str) -> PairedTest:
         """The paper's test for oEWC: one pair per task, of average accuracies that are means over common seeds."""
@@ -152,9 +191,10 @@ class Report:
     def over_methods(self, benchmark: str) -> PairedTest | None:
         """The paper's test: one pair per method and setting, of means over common seeds; None for a single method.
 
-        A method that ran with several settings would count more than once, so it does not count.
+        A method that ran with several settings would count more than once, so it does not count. Nor do runs that
+        were shortened or tested on validation images.
         """
-        complete = [p for p in self.pairings if p.any_run.benchmark == benchmark and p.common_seeds]
+        complete = [p for p in self.pairings if p.any_run.benchmark == benchmark and p.common_seeds and p.is_whole]
         times = Counter(p.any_run.host for p in complete)
         complete = [p for p in complete if times[p.any_run.host] == 1]
         if len(complete) < 2:
@@ -166,9 +206,9 @@ class Report:
         return paired_over_methods(host, flashback)
 
 
-def read_report(folders: Sequence[Path]) -> Report:
-    """Read and group every finished run below the folders."""
-    found = find(folders)
+def read_report(folders: str | Path | Sequence[str | Path]) -> Report:
+    """Read and group every finished run below a folder, or several."""
+    found = find([Path(folder) for folder in ([folders] if isinstance(folders, (str, Path)) else folders)])
     return Report(pair(found), found.similarities, found.skipped)
 
 
@@ -230,39 +270,3 @@ def by_seed(runs: Iterable[Run], skipped: dict[str, str]) -> dict[tuple[str, int
         if first is not run:
             skipped[run.name] = f"repeats {first.name}: the same configuration and seed"
     return dict(sorted(kept.items(), key=lambda item: (ARMS.index(item[0][0]), item[0][1])))
-
-
-def name_pairs(pairs: Sequence[Mapping[tuple[str, int], Run]]) -> list[str]:
-    """Host and benchmark; where that names several pairings, also the settings in which they differ."""
-    plain: dict[str, list[int]] = {}
-    for index, runs in enumerate(pairs):
-        run = next(iter(runs.values()))
-        plain.setdefault(f"{run.host} on {Path(run.benchmark).stem}", []).append(index)
-    names = [""] * len(pairs)
-    for name, indices in plain.items():
-        settings = [settings_of(pairs[index]) for index in indices]
-        values: dict[str, set[str]] = {}
-        for key, value in (item for one in settings for item in one.items()):
-            values.setdefault(key, set()).add(canonical(value))
-        telling = sorted(key for key, different in values.items() if len(different) > 1)
-        for index, one in zip(indices, settings, strict=True):
-            details = ", ".join(f"{key} {one[key]}" for key in telling if key in one)
-            names[index] = f"{name} ({details})" if details else name
-    return unique(names)
-
-
-def settings_of(runs: Mapping[tuple[str, int], Run]) -> dict[str, Any]:
-    """The flat settings of a pairing: those of its flashback arm, else of its host."""
-    config = list(runs.values())[-1].settings
-    ignored = NOT_SETTINGS if all(arm == HOST for arm, _ in runs) else ("seed", "checkpoint")
-    return dotted({key: value for key, value in config.items() if key not in ignored})
-
-
-def unique(names: Sequence[str]) -> list[str]:
-    """Pairings whose settings agree differ in their data; a number tells them apart."""
-    seen: dict[str, int] = {}
-    result = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
-    return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +9,7 @@ from flashback.plugin import PHASE_1, PHASE_2
 from flashback.records.folder import dotted
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_matrix, thin
-from flashback.reports.words import ARM_TITLES
+from flashback.reports.words import ARM_TITLES, written
 from flashback.training.evaluation import SETTINGS
 
 POINTS = 12_000  # of loss curves on a page, shared by its pairings
@@ -86,10 +85,6 @@ def settings(pairing: Pairing) -> list[list[str]]:
         values = [written(own[key]) if key in own else "" for own in flat]
         rows.append([str(key), *values] if len(set(values)) > 1 else [str(key), values[0]])
     return rows
-
-
-def written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def rounded(values: Iterable[float]) -> list[float]:

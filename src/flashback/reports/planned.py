@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from flashback.records.folder import dotted
+from flashback.reports.departures import BESIDE
 from flashback.reports.pairings import Pairing, by_seed
 from flashback.reports.reading import Run
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, Job, Place
 from flashback.training.sweep import plan, read_sweep
-
-# Where the settings of a run came from and how it was computed; what it computed is decided by all other keys.
-BESIDE = {"seed", "recipe", "fast", "capture", "compile", "training.precision", "training.evaluation_batch"}
 
 
 @dataclass(frozen=True)

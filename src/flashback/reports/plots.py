@@ -36,8 +36,9 @@ POINTS = 600
 LINE = 56  # letters in a line of a name
 
 
-def write_plots(report: Report, folder: Path) -> list[Path]:
+def write_plots(report: Report, folder: str | Path) -> list[Path]:
     """The answers, and a folder of charts for every pairing and similarity; returns the files written."""
+    folder = Path(folder)
     written: list[Path] = []
     taken: set[str] = set()
 

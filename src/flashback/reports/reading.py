@@ -39,6 +39,7 @@ class Run:
     """A finished run. The metrics of its record follow from its matrices, whoever wrote them down."""
 
     name: str
+    classifier: str  # of the record; the host's own
     record: RunRecord
     others: dict[str, RunRecord]  # the same run as seen by the host's further classifiers
     epochs: list[Epoch]
@@ -53,7 +54,7 @@ class Run:
 
     @property
     def recipe(self) -> str:
-        return str(self.record.config["recipe"])
+        return str(self.settings["recipe"])
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def read_run(path: Path, name: str) -> Run:
         for classifier, values in (listed.items() if isinstance(listed, dict) else ())
         if classifier != record.results.get("classifier")
     }
-    return Run(name, own, further, read_epochs(path))
+    return Run(name, str(record.results.get("classifier", "")), own, further, read_epochs(path))
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from flashback.metrics import PairedTest, verdict
 from flashback.metrics.statistics import FEW
-from flashback.reports.markup import Html, bullets, element, join, note, row, table
+from flashback.reports.markup import Html, bullets, bullets_by_setting, element, join, note, row, table
 from flashback.reports.pairings import Pairing, Report
-from flashback.reports.printed import implied_new_task_accuracies, inconsistencies, printed_for, printed_tests
+from flashback.reports.printed import implied_new_task_accuracies, inconsistencies, printed_tests
 from flashback.reports.words import ABSENT, ARM_TITLES, SIGNIFICANT, TITLES, number, plural, probability, signed, spread
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
@@ -53,10 +53,8 @@ def statistics(report: Report) -> Html:
 def by_seed(complete: Sequence[Pairing]) -> Html:
     few = sum(pairing.row(SETTINGS[0]).test.pairs < FEW for pairing in complete)
     tests = len(complete) * len(SETTINGS)
-    lists = [
-        bullets((f"{pairing.name}: {verdict(pairing.row(s).test)}" for pairing in complete[:SENTENCES]), data_of=s)
-        for s in SETTINGS
-    ]
+    shown = complete[:SENTENCES]
+    said = {s: [f"{pairing.name}: {verdict(pairing.row(s).test)}" for pairing in shown] for s in SETTINGS}
     too_few = (
         f"{few} of {plural(len(complete), 'comparison')} with fewer than {FEW} pairs: a t-test then misses most "
         "differences of the size seen in continual learning, so not significant is not the same as no difference."
@@ -65,7 +63,7 @@ def by_seed(complete: Sequence[Pairing]) -> Html:
         [
             element("h3", "Paired t-test by seed, within a method"),
             element("p", "The test of this report: does flashback change this method? Two-sided, one pair per seed."),
-            *lists,
+            bullets_by_setting(said),
             element("p", too_few) if few else "",
             element(
                 "p",
@@ -86,7 +84,8 @@ def over_methods(report: Report) -> Html:
         return Html()
     about = (
         "One pair per method and setting, of average accuracies that are means over seeds. It asks whether the gain "
-        "averaged over these methods is above zero, and says nothing about seeds or any one method."
+        "averaged over these methods is above zero, and says nothing about seeds or any one method. Runs that were "
+        "shortened or tested on validation images do not count."
     )
     return join([element("h3", "The paper's test over methods"), element("p", about), bullets(sentences)])
 
@@ -96,11 +95,10 @@ def over_tasks(complete: Sequence[Pairing]) -> Html:
         "One pair per task, of the average accuracies after it; the paper does this for oEWC. The pairs come from one "
         "sequence of tasks and are not independent, so its p is too small. It is here for comparison alone."
     )
-    lists = []
-    for setting in SETTINGS:
-        tests = [(pairing.name, pairing.over_tasks(setting)) for pairing in complete[:SENTENCES]]
-        lists.append(bullets((f"{name}: {with_t(test)}" for name, test in tests), data_of=setting))
-    return join([element("h3", "The paper's test over the tasks of a run"), element("p", about), *lists])
+    shown = complete[:SENTENCES]
+    said = {s: [f"{pairing.name}: {with_t(pairing.over_tasks(s))}" for pairing in shown] for s in SETTINGS}
+    title = element("h3", "The paper's test over the tasks of a run")
+    return join([title, element("p", about), bullets_by_setting(said)])
 
 
 def with_t(test: PairedTest) -> str:
@@ -112,14 +110,18 @@ def with_t(test: PairedTest) -> str:
 
 def paper(report: Report) -> Html:
     rows = printed_rows(report)
-    wrong, implied = (find(report.benchmarks) for find in (inconsistencies, implied_new_task_accuracies))
+    whole = Report([pairing for pairing in report.pairings if pairing.is_whole], [], {})
+    wrong, implied = (find(whole.benchmarks) for find in (inconsistencies, implied_new_task_accuracies))
     parts: list[Html] = []
     if any(rows.values()):
         pairs = [f"{what}, {whose}" for what in ("host", "flashback", "difference") for whose in ("printed", "here")]
         columns = ("method", "metric", "printed in", *pairs)
         parts.append(table(columns, rows, texts=3, title="The paper's values beside ours"))
         parts.append(
-            note("Settings here may differ from the paper's. A quoted value comes from an earlier publication.")
+            note(
+                "Settings here may differ from the paper's, but only runs on all tasks and all training images, with "
+                "the epochs of their recipe, stand here. A quoted value comes from an earlier publication."
+            )
         )
     if wrong:
         parts += [element("h3", "Printed values that do not follow from their tables"), bullets(wrong)]
@@ -131,7 +133,7 @@ def paper(report: Report) -> Html:
 def printed_rows(report: Report) -> dict[str, list[Html]]:
     rows: dict[str, list[Html]] = {setting: [] for setting in SETTINGS}
     for pairing in report.pairings:
-        for printed in printed_for(pairing.any_run.settings):
+        for printed in pairing.printed:
             found = pairing.row(printed.setting, printed.metric)
             numbers = []
             for arm in ARMS:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report
-from flashback.reports.printed import inconsistencies, printed_for
+from flashback.reports.printed import inconsistencies
+from flashback.reports.reading import Run
 from flashback.reports.words import ABSENT, ARM_TITLES, HIGHER_IS_BETTER, SETTING_TITLES, TITLES, signed, spread
 from flashback.reports.words import probability as p_value
 from flashback.training.compare import Row
@@ -52,7 +53,7 @@ def markdown_table(report: Report, setting: str) -> list[str]:
 def markdown_printed(report: Report) -> list[str]:
     rows = []
     for pairing in report.pairings:
-        for printed in printed_for(pairing.any_run.settings):
+        for printed in pairing.printed:
             row = pairing.row(printed.setting, printed.metric)
             name = f"{pairing.name}, {SETTING_TITLES[printed.setting]}"
             ours = [spread(row.mean[arm], row.deviation[arm]) for arm in ARMS]
@@ -137,15 +138,37 @@ COLUMNS = (
 )  # fmt: skip
 
 
+RUN_COLUMNS = (
+    "folder", "host", "benchmark", "recipe", "arm", "seed", "setting", "classifier", "metric", "value",
+)  # fmt: skip
+
+
 def csv_table(report: Report) -> str:
     """One line per method, setting and metric, in full precision."""
+    return csv_text(
+        COLUMNS, (csv_values(pairing, row) for pairing in report.pairings for row in pairing.comparison.rows)
+    )
+
+
+def csv_of_runs(report: Report) -> str:
+    """One line per run, setting, classifier and metric, in full precision; empty where a metric has no value."""
+    return csv_text(RUN_COLUMNS, (values for run in report.runs for values in run_values(run)))
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Iterable[str | float | None]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for pairing in report.pairings:
-        for row in pairing.comparison.rows:
-            writer.writerow([unspoken(value) for value in csv_values(pairing, row)])
+    writer.writerow(columns)
+    writer.writerows([unspoken(value) for value in values] for values in rows)
     return text.getvalue()
+
+
+def run_values(run: Run) -> Iterator[list[str | float | None]]:
+    about = [run.name, run.host, run.benchmark, run.recipe, run.arm, run.seed]
+    for setting in SETTINGS:
+        for classifier, record in {run.classifier: run.record, **run.others}.items():
+            measured = {name: value for name, value in record.results[setting].items() if name != "matrix"}
+            yield from ([*about, setting, classifier, name, value] for name, value in measured.items())
 
 
 def csv_values(pairing: Pairing, row: Row) -> Iterator[str | float | None]:
@@ -154,11 +177,7 @@ def csv_values(pairing: Pairing, row: Row) -> Iterator[str | float | None]:
     for arm in ARMS:
         yield from (row.mean[arm], row.deviation[arm], len(pairing.of(arm)))
     yield from (test.difference, test.low, test.high, test.t, test.p, test.pairs, comparison.budget)
-    found = [
-        printed
-        for printed in printed_for(pairing.any_run.settings)
-        if (printed.setting, printed.metric) == (row.setting, row.metric)
-    ]
+    found = [printed for printed in pairing.printed if (printed.setting, printed.metric) == (row.setting, row.metric)]
     for arm in (HOST, FLASHBACK):
         yield "; ".join(str(printed.value[arm]) for printed in found if arm in printed.value)
     yield "; ".join(printed.where for printed in found)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from flashback.metrics import PairedTest
 from flashback.training.compare import METRICS, OVER_IMAGES, Comparison
 from flashback.training.jobs import FLASHBACK, HOST
@@ -61,6 +64,11 @@ def direction(metric: str, difference: float | None) -> str:
     if not difference:
         return ""
     return "better" if (difference > 0) == HIGHER_IS_BETTER[metric] else "worse"
+
+
+def written(value: Any) -> str:
+    """A setting as YAML has it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def plural(count: int, noun: str) -> str:

@@ -10,7 +10,7 @@ from flashback.records import write_atomically
 from flashback.reports.evidence import evidence_page
 from flashback.reports.page import html_page
 from flashback.reports.pairings import Report
-from flashback.reports.tables import csv_table, latex_tables, markdown_tables
+from flashback.reports.tables import csv_of_runs, csv_table, latex_tables, markdown_tables
 
 EVIDENCE = "evidence"
 WRITERS = {
@@ -18,21 +18,24 @@ WRITERS = {
     "md": (".md", markdown_tables),
     "latex": (".tex", latex_tables),
     "csv": (".csv", csv_table),
+    "runs-csv": (".runs.csv", csv_of_runs),
     EVIDENCE: (".md", evidence_page),
 }
 ALL = [writer for form, writer in WRITERS.items() if form != EVIDENCE]  # that page is about this project's own sweeps
 FORMATS = (*WRITERS, "all")
 
 
-def write_report(report: Report, out: Path, form: str = "html") -> list[Path]:
+def write_report(report: Report, out: str | Path, form: str = "html") -> list[Path]:
     """Write one form, or all of them side by side; returns the files written."""
+    out = Path(out)
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     some = bool(report.pairings) or form == EVIDENCE  # its page says what is still to be run
     within(some, "there is no finished run to report; train some with `flashback compare`")
     written = []
     for suffix, write in ALL if form == "all" else [WRITERS[form]]:
-        path = replace_suffix(out, suffix)
+        named = form != "all" and suffix.endswith(out.suffix or "/")  # the file asked for ends as it should
+        path = out if named else replace_suffix(out, suffix)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, write(report))
         written.append(path)

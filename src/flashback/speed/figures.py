@@ -149,10 +149,10 @@ def reason(problem: Exception) -> str:
 # ---------------------------------------------------------------- the file
 
 
-def read_bench(path: Path) -> Bench:
+def read_bench(path: str | Path) -> Bench:
     """The figures of a file, from whatever machine."""
     try:
-        return build(Bench, json.loads(read_file(path, LARGEST_RECORD)))
+        return build(Bench, json.loads(read_file(Path(path), LARGEST_RECORD)))
     except FileNotFoundError:
         raise FlashbackError(f"there is no file {path}") from None
     except (OSError, ValueError, RecursionError, TypeError, FlashbackError):

@@ -28,8 +28,9 @@ class Sheet:
         return " ".join(self.notes.values())
 
 
-def write_tables(bench: Bench, stem: Path) -> None:
+def write_tables(bench: Bench, stem: str | Path) -> None:
     """Every table as Markdown, and the plot: STEM.md and STEM.png."""
+    stem = Path(stem)
     write_atomically(stem.with_name(f"{stem.name}.md"), markdown(bench))
     figure = plot_speeds(bench)
     if figure is not None:

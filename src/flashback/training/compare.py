@@ -112,6 +112,7 @@ def compare(
     data: str | Path | None = None,
     device: str = "auto",
     host_file: str | Path | None = None,
+    track: Sequence[str] = (),
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
 ) -> Comparison:
     """Run both arms with the same settings and seeds, reuse what is finished, and leave comparison.json in `out`.
@@ -123,7 +124,7 @@ def compare(
     within(len(set(seeds)) == len(seeds), f"each seed counts once; {', '.join(map(str, seeds))} repeats one")
     check_free(settings or {}, "a comparison")
     find_hosts(host_file)
-    place = Place.of(data, device, host_file, jobs)
+    place = Place.of(data, device, host_file, jobs, track)
     planned = []
     for seed in seeds:
         for arm in ARMS:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashback.config import within
+from flashback.benchmarks.load import fetch_data, load_benchmark, missing_data
+from flashback.config import RunConfig, within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line
 from flashback.recipes import config_from_dict, resolved
@@ -19,11 +20,13 @@ from flashback.records import RunFolder, differing_keys, read_config, read_recor
 from flashback.training.checkpoints import Interrupted
 from flashback.training.packing import PORTION, FixedPace, MeasuredPace, sharing_gpu
 from flashback.training.processes import DIED, STOPPED, end_of, run_in_processes
-from flashback.training.run import LACK_OF_MEMORY, run, select_device
+from flashback.training.run import LACK_OF_MEMORY, build_method, run, select_device
+from flashback.training.trackers import check_tracker, make_tracker
 from flashback.training.trainer import Observer
 
 ARMS = HOST, FLASHBACK = "host", "flashback"
 FAILURE = "failure.txt"  # of the last attempt, if a bug ended it
+DETAILS = " (see "
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,21 @@ class Place:
     data: str | Path | None
     device: str
     host_file: str | Path | None
+    track: tuple[str, ...] = ()  # trackers, of which every run has its own
 
     @classmethod
-    def of(cls, data: str | Path | None, device: str, host_file: str | Path | None, jobs: int | None) -> Place:
+    def of(
+        cls,
+        data: str | Path | None,
+        device: str,
+        host_file: str | Path | None,
+        jobs: int | None,
+        track: Sequence[str] = (),
+    ) -> Place:
         within(jobs is None or jobs >= 1, f"--jobs is at least 1, not {jobs}")
-        return cls(data, select_device(device).type, host_file)
+        for name in track:
+            check_tracker(name)
+        return cls(data, select_device(device).type, host_file, tuple(track))
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,60 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
     return True
 
 
+def benchmarks_of(jobs: Sequence[Job]) -> list[str]:
+    return list(dict.fromkeys(job.config["benchmark"]["name"] for job in jobs))
+
+
+def lacking_data(jobs: Sequence[Job]) -> list[str]:
+    """What to do about the data of these jobs that are not at hand, a sentence for every dataset."""
+    said = (missing_data(name, jobs[0].place.data) for name in benchmarks_of(jobs))
+    return list(dict.fromkeys(sentence for sentence in said if sentence is not None))
+
+
+def ensure_data(jobs: Sequence[Job]) -> None:
+    """Find or fetch the data of every benchmark once: what cannot be had is refused before anything is trained."""
+    for name in benchmarks_of(jobs):
+        fetch_data(name, jobs[0].place.data)
+
+
+def group_failures(failures: Mapping[str, str]) -> dict[str, str]:
+    """Equal problems as one, under the name of the first run and the number of the others."""
+    alike: dict[str, list[str]] = {}
+    for name, problem in failures.items():
+        alike.setdefault(problem.partition(DETAILS)[0], []).append(name)  # every run has details of its own
+    return {
+        first + (f" and {len(others)} more" if others else ""): failures[first] for first, *others in alike.values()
+    }
+
+
+def count_ahead(config: RunConfig, data: str | Path | None) -> list[dict[str, Any]]:
+    """What a run would spend, stage by stage, as its record will have it; the data must be at hand.
+
+    Counts depend on labels and settings alone, so a small network that is not trained walks through all stages. Only
+    a memory carries images from one task to the next; without one nothing need be begun or ended.
+    """
+    small = replace(
+        config, host=replace(config.host, net="smallcnn"), training=replace(config.training, image_size=None)
+    )
+    chosen = asdict(config.benchmark)
+    benchmark = load_benchmark(**chosen, data=data, seed=config.seed, download=False, sketch=True)
+    method = build_method(small, benchmark)
+    budget: list[dict[str, Any]] = []
+    for task in benchmark.tasks:
+        method.enter(task)
+        for stage in method.stages():
+            stage.allocate()
+            if method.host.memory is not None:
+                stage.begin()
+            images, epochs = len(stage.stream()), stage.epochs
+            steps = epochs * -(-images // stage.batch_size)
+            spent = {"epochs": epochs, "steps": steps, "images": epochs * images}
+            budget.append({"task": task.index, "stage": stage.name, **spent})
+            if method.host.memory is not None:
+                stage.end()
+    return budget
+
+
 def carry_out(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer]) -> dict[str, str]:
     """Run all jobs, `count` at a time; returns what went wrong by the name of the run.
 
@@ -116,7 +183,8 @@ def attempt(job: Job, observer: Observer) -> str | None:
     """One run. A failure is returned and does not stop the others; a bug leaves its traceback in the folder."""
     try:
         config, place = config_from_dict(job.config), job.place
-        run(config, out=job.folder, data=place.data, device=place.device, observers=[observer])
+        with tracking(config, job) as trackers:
+            run(config, out=job.folder, data=place.data, device=place.device, observers=[observer, *trackers])
         (job.folder / FAILURE).unlink(missing_ok=True)
     except Interrupted:
         raise
@@ -125,8 +193,19 @@ def attempt(job: Job, observer: Observer) -> str | None:
     except Exception as problem:
         job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
-        return f"{in_one_line(problem)} (see {job.folder / FAILURE})"
+        return f"{in_one_line(problem)}{DETAILS}{job.folder / FAILURE})"
     return None
+
+
+@contextmanager
+def tracking(config: RunConfig, job: Job) -> Iterator[list[Observer]]:
+    """The trackers of one run, closed at its end: the next one may be made in the same process."""
+    trackers = [make_tracker(name, config, job.folder) for name in job.place.track]
+    try:
+        yield trackers
+    finally:
+        for tracker in trackers:
+            tracker(end_of(None))
 
 
 def attempt_here(job: Job, observer: Observer) -> str | None:

@@ -44,6 +44,10 @@ def select_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
+def chosen_device(device: str | torch.device) -> torch.device:
+    return select_device(device) if isinstance(device, str) else device
+
+
 def select_precision(config: RunConfig, device: torch.device) -> str:
     if device.type != "cuda" and config.training.precision in ("tf32", "bf16"):
         raise FlashbackError(f"training.precision {config.training.precision} needs a CUDA device; on the CPU use fp32")
@@ -64,17 +68,18 @@ def open_benchmark(config: RunConfig, data: str | Path | None = None) -> Benchma
 
 
 def build_host(
-    config: RunConfig | str, benchmark: Benchmark, device: torch.device | str = "cpu", **settings: Any
+    config: RunConfig | str, benchmark: Benchmark, device: torch.device | str = "auto", **settings: Any
 ) -> Host:
-    """The host of a configuration, ready to train on a benchmark.
+    """The host of a configuration, ready to train on a benchmark, by default on a GPU where there is one.
 
-    Instead of a configuration, a name with settings by their plain names: "icarl", memory_size=200, epochs=5.
+    Instead of a configuration, a name with settings by their plain names: "icarl", memory_size=200, epochs=5, seed=1.
     """
+    device = chosen_device(device)
     if isinstance(config, str):
         find_hosts()
         config = configure(config, benchmark.name, settings=dotted_keys(HOSTS[config], settings))
     with saying_what_to_lower():
-        host = HOSTS[config.host.name](config, benchmark, torch.device(device))
+        host = HOSTS[config.host.name](config, benchmark, device)
     host.check()
     return host
 
@@ -90,7 +95,7 @@ def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]
     return {known[name]: value for name, value in settings.items()}
 
 
-def build_method(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "cpu") -> Host | Flashback:
+def build_method(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "auto") -> Host | Flashback:
     """The host, wrapped by Flashback where the configuration asks for it."""
     host = build_host(config, benchmark, device)
     return Flashback(host) if config.flashback.enabled else host
@@ -108,7 +113,8 @@ def run(
 
     A folder that holds an unfinished run of the same configuration is gone on with, exactly where it stopped.
     """
-    device = select_device(device) if isinstance(device, str) else device
+    within(isinstance(config, RunConfig), "fb.run takes a configuration; make one with fb.configure(host, benchmark)")
+    device = chosen_device(device)
     precision = select_precision(config, device)
     prepare_device(config, device, precision)
     benchmark = open_benchmark(config, data)
@@ -154,6 +160,7 @@ def _run_in_folder(
 
 def resume(path: str | Path, **options: Any) -> TrainingResult:
     """Go on with the unfinished run of a folder, by what the folder holds alone."""
+    within(not Path(path).is_file(), f"{path} is a file; give the folder of the run, {Path(path).parent}")
     config = config_from_dict(read_config(Path(path)))
     within(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to go on with")
     return run(config, out=path, **options)

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from flashback.config import build, read_yaml, to_dict, within
 from flashback.errors import FlashbackError, unknown
+from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import check_free, configure
-from flashback.training.jobs import FLASHBACK, Job, Place, carry_out, gets_another_chance, is_finished
+from flashback.training.jobs import FLASHBACK, Job, Place, carry_out, ensure_data, gets_another_chance, is_finished
 from flashback.training.trainer import Event, Observer
 
 STATES = DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"
@@ -93,10 +94,15 @@ def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan(sweep: Sweep, out: Path, place: Place) -> list[Job]:
-    """Every run of a sweep once. Settings of flashback make no difference to the arm without it."""
+    """Every run of a sweep once. Settings of flashback make no difference to the arm without it.
+
+    Hosts that flashback cannot be attached to have no arm with it.
+    """
     jobs: dict[Path, Job] = {}
     for part in sweep.parts:
         for host, benchmark, arm, seed in itertools.product(part.hosts, part.benchmarks, part.arms, part.seeds):
+            if arm == FLASHBACK and is_bare(host):
+                continue
             for choice in combinations(part.grid, arm):
                 settings = {**part.settings, **choice}
                 config = configure(
@@ -108,7 +114,21 @@ def plan(sweep: Sweep, out: Path, place: Place) -> list[Job]:
                     jobs.setdefault(folder, job).config == job.config,
                     f"two parts plan different runs for {job.title}; put what differs into the grid",
                 )
+    within(bool(jobs), "the sweep plans no run: none of its hosts can have flashback; add the arm host")
     return list(jobs.values())
+
+
+def is_bare(host: str) -> bool:
+    """Whether a host keeps no knowledge, so that flashback has nothing to attach to."""
+    if host not in HOSTS:
+        find_hosts()
+    return not HOSTS[host].has_knowledge
+
+
+def left_out(sweep: Sweep) -> list[str]:
+    """The hosts whose arm with flashback was asked for and cannot be."""
+    asked = (host for part in sweep.parts if FLASHBACK in part.arms for host in part.hosts)
+    return [host for host in dict.fromkeys(asked) if is_bare(host)]
 
 
 def combinations(grid: Mapping[str, Sequence[Any]], arm: str) -> Iterator[dict[str, Any]]:
@@ -141,6 +161,12 @@ class Outcome:
         return sum(state == DONE for state in self.states.values())
 
 
+def survey(planned: Sequence[Job]) -> tuple[Outcome, list[Job]]:
+    """What is done of the planned runs, and the runs that are not."""
+    states = {job.name: DONE if is_finished(job) else WAITING for job in planned}
+    return Outcome(states), [job for job in planned if states[job.name] == WAITING]
+
+
 def run_sweep(
     sweep: Sweep,
     out: str | Path,
@@ -149,13 +175,13 @@ def run_sweep(
     data: str | Path | None = None,
     device: str = "auto",
     host_file: str | Path | None = None,
+    track: Sequence[str] = (),
     watch: Callable[[Outcome, str], Observer] = lambda outcome, name: lambda event: None,
 ) -> Outcome:
     """Run what is missing, `jobs` at a time as `compare` does. Records brought from another machine count as done."""
     find_hosts(host_file)
-    place = Place.of(data, device, host_file, jobs)
-    planned = plan(sweep, Path(out), place)
-    outcome = Outcome({job.name: DONE if is_finished(job) else WAITING for job in planned})
+    planned = plan(sweep, Path(out), Place.of(data, device, host_file, jobs, track))
+    outcome, missing = survey(planned)
 
     def observe(name: str) -> Observer:
         outcome.states[name] = RUNNING
@@ -169,7 +195,7 @@ def run_sweep(
 
         return note
 
-    missing = [job for job in planned if outcome.states[job.name] == WAITING]
+    ensure_data(missing)
     outcome.failures = carry_out(missing, jobs, observe)
     outcome.states |= dict.fromkeys(outcome.failures, FAILED)
     return outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,26 @@ from flashback.errors import FlashbackError, unknown
 from flashback.records import dotted
 from flashback.training.trainer import Event, Observer
 
-Report = Callable[[dict[str, float], int], None]  # values by name, at a step
+
+@dataclass(frozen=True)
+class Tracking:
+    """One run in a tracker: values by name at a step, and its end."""
+
+    report: Callable[[dict[str, float], int], None]
+    close: Callable[[], None]
 
 
-def make_tracker(name: str, config: RunConfig, folder: Path) -> Observer:
-    """An observer that hands every loss term and every accuracy to a tracker."""
-    if name not in TRACKERS:
-        raise unknown("tracker", name, TRACKERS)
-    report = TRACKERS[name](config, folder)
+def make_tracker(name: str, config: RunConfig, folder: str | Path) -> Observer:
+    """An observer that hands every loss term and every accuracy to a tracker; the event "end" closes it."""
+    check_tracker(name)
+    tracking = TRACKERS[name](config, Path(folder))
 
     def observe(event: Event) -> None:
         values = tracked_values(event)
         if values:
-            report(values, event["steps"])
+            tracking.report(values, event["steps"])
+        if event["event"] == "end":
+            tracking.close()
 
     return observe
 
@@ -44,6 +52,13 @@ def tracked_values(event: Event) -> dict[str, float]:
     return {}
 
 
+def check_tracker(name: str) -> None:
+    """Refuse a tracker that does not exist or is not installed."""
+    if name not in TRACKERS:
+        raise unknown("tracker", name, TRACKERS)
+    needed(PACKAGES.get(name, name), name)
+
+
 def needed(package: str, tracker: str) -> Any:
     try:
         return import_module(package)
@@ -52,38 +67,49 @@ def needed(package: str, tracker: str) -> Any:
         raise FlashbackError(f"--track {tracker} needs the package {root}; install it with pip") from None
 
 
-def tensorboard(config: RunConfig, folder: Path) -> Report:
-    writer = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / "tensorboard"))
+def tensorboard(config: RunConfig, folder: Path) -> Tracking:
+    writer = needed(PACKAGES["tensorboard"], "tensorboard").SummaryWriter(str(folder / "tensorboard"))
 
     def report(values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return report
+    return Tracking(report, writer.close)
 
 
-def wandb(config: RunConfig, folder: Path) -> Report:
+def wandb(config: RunConfig, folder: Path) -> Tracking:
     """Online or offline as WANDB_MODE says."""
     folder.mkdir(parents=True, exist_ok=True)
     run = needed("wandb", "wandb").init(project="flashback", name=folder.name, dir=str(folder), config=to_dict(config))
-    return lambda values, step: run.log(values, step=step)
+    return Tracking(lambda values, step: run.log(values, step=step), lambda: run.finish())
 
 
-def mlflow(config: RunConfig, folder: Path) -> Report:
+def mlflow(config: RunConfig, folder: Path) -> Tracking:
     """To the server that MLFLOW_TRACKING_URI names, or into the folder of the run."""
     client = needed("mlflow", "mlflow")
-    if not client.is_tracking_uri_set():
+    own_store = not client.is_tracking_uri_set()
+    if own_store:
         folder.mkdir(parents=True, exist_ok=True)
         client.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').resolve()}")
     client.set_experiment("flashback")
     client.start_run(run_name=folder.name)
     client.log_params({key: value for key, value in dotted(to_dict(config)).items() if value is not None})
     allowed = str.maketrans({"+": "p", ",": " "})
-    return lambda values, step: client.log_metrics({k.translate(allowed): v for k, v in values.items()}, step=step)
+
+    def report(values: dict[str, float], step: int) -> None:
+        client.log_metrics({name.translate(allowed): value for name, value in values.items()}, step=step)
+
+    def close() -> None:
+        client.end_run()
+        if own_store:
+            client.set_tracking_uri("")  # the next run of this process has a folder of its own
+
+    return Tracking(report, close)
 
 
-TRACKERS: dict[str, Callable[[RunConfig, Path], Report]] = {
+PACKAGES = {"tensorboard": "torch.utils.tensorboard"}  # where it has another name than the tracker
+TRACKERS: dict[str, Callable[[RunConfig, Path], Tracking]] = {
     "tensorboard": tensorboard,
     "wandb": wandb,
     "mlflow": mlflow,

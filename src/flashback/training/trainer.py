@@ -108,6 +108,10 @@ class TrainingResult:
         own = next(iter(self.classifiers.values()))
         return {**own, "classifier": next(iter(self.classifiers)), "classifiers": self.classifiers}
 
+    def __repr__(self) -> str:
+        accuracies = (f"{setting} {self[setting]['average_accuracy']:.2f} %" for setting in SETTINGS)
+        return f"TrainingResult(average accuracy: {', '.join(accuracies)}; {next(iter(self.classifiers))} classifier)"
+
     def __getitem__(self, setting: str) -> dict[str, Any]:
         own: dict[str, dict[str, Any]] = next(iter(self.classifiers.values()))
         return own[setting]
@@ -134,6 +138,7 @@ class Trainer:
         self.step: TrainingStep | None = None
         self.seed = self.host.config.seed
         self._resumed: RunState | None = None
+        self._began = False
         self._clock = time.monotonic()
         self._trained_until: float | None = None
         prepare_backbones(self.host, self.method.networks())
@@ -141,6 +146,7 @@ class Trainer:
     # ------------------------------------------------------------ the whole run
 
     def run(self) -> TrainingResult:
+        self.take_host()
         # The captured step alone compiles, for its full batches.
         with torch.compiler.set_stance("force_eager"), own_layer_randomness(self.host.device):
             return self._run()
@@ -218,6 +224,12 @@ class Trainer:
 
     # ------------------------------------------------------------ small parts
 
+    def take_host(self) -> None:
+        """A host that another trainer has changed is refused; one's own is gone on with."""
+        if not self._began:
+            self.host.check_untrained()
+        self._began = self.host.trained = True
+
     def allocate(self, stage: Stage) -> None:
         with seeded_initialisation(self.seed, self.host.task.index, stage.structure_key):
             stage.allocate()
@@ -281,6 +293,7 @@ class Trainer:
     @torch.no_grad()
     def resume(self, state: RunState) -> None:
         """Go on from a saved state: build the structure that stood then, and copy the tensors into it."""
+        self.take_host()
         self.position = Position(**state.values["position"])
         self.history = History(**state.values["history"])
         for task in self.benchmark.tasks[: self.position.task + 1]:

@@ -1,0 +1,117 @@
+"""The command that tells what a run would be, and makes none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flashback.benchmarks.load import missing_data
+from flashback.cli import tables
+from flashback.cli.options import Data, HostFile, Set, say_missing_recipe
+from flashback.cli.progress import output
+from flashback.config import RunConfig, to_dict
+from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS
+from flashback.hosts.outside import find_hosts
+from flashback.recipes import Recipe, configure, find_recipe
+from flashback.recipes.catalogue import read_recipe_file
+from flashback.records import dotted
+from flashback.reports.words import plural
+from flashback.training.jobs import ARMS, FLASHBACK, count_ahead
+
+GIVEN, DEFAULT = "given", "default"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(show)
+
+
+def show(
+    host: Annotated[str, typer.Argument(help="The method, e.g. icarl; see `flashback list hosts`.")],
+    benchmark: Annotated[str | None, typer.Option(help="A name, an .npz or a folder.")] = None,
+    flashback: Annotated[bool, typer.Option("--flashback", help="The settings of the arm with flashbacks.")] = False,
+    recipe: Annotated[str | None, typer.Option(help="controlled, anchor, as-published, defaults, or a file.")] = None,
+    data: Data = None,
+    host_file: HostFile = None,
+    settings: Set = None,
+) -> None:
+    """What a run would do: every setting with its source, and what both arms would cost. Nothing is trained."""
+    from flashback.cli.commands import parse_settings  # which itself imports this file
+
+    find_hosts(host_file)
+    given = parse_settings(settings, {"--benchmark": benchmark, "--recipe": recipe, "--flashback": flashback or None})
+    config = configure(host, settings=given)
+    chosen = config.benchmark.name
+    say_missing_recipe(host, chosen, str(given.get("recipe", "controlled")))
+    console = output()
+    console.print(settings_table(config, {"host.name", *dotted(given)}))
+    missing = missing_data(chosen, data)
+    if missing is None:
+        console.print(cost_table(host, given, data))
+    else:
+        console.print(f"What a run costs is not known before the data are there: {missing}.", soft_wrap=True)
+
+
+# ---------------------------------------------------------------- settings and their sources
+
+
+def settings_table(config: RunConfig, given: Collection[str]) -> Table:
+    arm = "with flashback" if config.flashback.enabled else "without flashback"
+    title = f"{config.host.name} {arm} on {config.benchmark.name}, recipe {config.recipe}"
+    table = tables.make_table(title, "setting", "value", "from", texts=3)
+    sources = recipe_sources(config)
+    for key, value in dotted(to_dict(config)).items():
+        table.add_row(key, shown(value), GIVEN if key in given else sources.get(key, DEFAULT))
+    return table
+
+
+def recipe_sources(config: RunConfig) -> dict[str, str]:
+    """Where the values of the recipe come from, as it says; a file of one's own lies on top of a shipped recipe."""
+    names, kind, own = (config.host.name, config.benchmark.name), config.recipe, []
+    if kind.endswith((".yaml", ".yml")):
+        own = [recipe for recipe in read_recipe_file(Path(kind)) if (recipe.host, recipe.benchmark) == names][:1]
+        kind = own[0].kind
+    found: dict[str, str] = {}
+    for recipe in filter(None, (find_recipe(*names, kind), *own)):
+        found |= {key: source_of(recipe, key, config) for key in recipe.values(config.flashback.enabled)}
+    return found
+
+
+def source_of(recipe: Recipe, key: str, config: RunConfig) -> str:
+    """The source of a value that only the arm with flashback replaces is not kept beside that of the replacement."""
+    replaced = key in recipe.flashback_settings and not config.flashback.enabled
+    return f"the {recipe.kind} recipe" if replaced else recipe.sources[key]
+
+
+def shown(value: Any) -> str:
+    """As --set takes it."""
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+# ---------------------------------------------------------------- what it would cost
+
+
+def cost_table(host: str, given: dict[str, Any], data: Path | None) -> Table:
+    """Both arms; the one with flashback only where there can be one."""
+    columns = ("", "stages of the last task", "tasks", "epochs", "steps", "images")
+    table = tables.make_table("what one run would spend", *columns, texts=2)
+    for arm in ARMS if HOSTS[host].has_knowledge else ARMS[:1]:
+        try:
+            config = configure(host, settings={**given, "flashback.enabled": arm == FLASHBACK})
+        except FlashbackError:
+            if arm == FLASHBACK and not given.get("flashback.enabled"):
+                continue  # an arm nobody asked for may be impossible with these settings
+            raise
+        budget = count_ahead(config, data)
+        last = max(entry["task"] for entry in budget)
+        stages = ", ".join(
+            f"{entry['stage']}: {plural(entry['epochs'], 'epoch')}" for entry in budget if entry["task"] == last
+        )
+        totals = (sum(entry[what] for entry in budget) for what in ("epochs", "steps", "images"))
+        table.add_row(arm, stages, str(last + 1), *(f"{total:,}" for total in totals))
+    return table

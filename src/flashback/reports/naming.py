@@ -1,0 +1,87 @@
+"""The name of a comparison: its host, its benchmark and, in few words, what departs from its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashback.recipes import KINDS
+from flashback.reports.departures import BESIDE, changes, flat_settings
+from flashback.reports.reading import Run
+from flashback.reports.words import plural, written
+
+FIRST = ("recipe", "benchmark.tasks", "training.epochs", "benchmark.validation")  # what a reader has to know first
+SHOWN = 4  # settings in a name; the others are counted
+LETTERS = 40  # of a value in a name
+Runs = Mapping[tuple[str, int], Run]
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a comparison may be named by: its settings, and the keys of those that tell it from its recipe."""
+
+    title: str
+    settings: dict[str, Any]
+    keys: list[str]
+
+    def name(self, telling: Sequence[str] = ()) -> str:
+        """With the first keys of its own, and with those that tell it from others."""
+        shown = [*self.keys[:SHOWN], *(key for key in telling if key not in self.keys[:SHOWN])]
+        more = len(set(self.keys) - set(shown))
+        words = ", ".join(setting_in_words(key, self.settings.get(key)) for key in shown)
+        rest = f" and {plural(more, 'more setting')}" if more else ""
+        return f"{self.title} ({words}{rest})" if words else self.title
+
+
+def name_pairs(pairs: Sequence[Runs]) -> list[str]:
+    """One name for each; those that would share one say in which further settings they differ."""
+    described = [describe(runs) for runs in pairs]
+    names = [one.name() for one in described]
+    for name in {name for name in names if names.count(name) > 1}:
+        alike = [k for k, other in enumerate(names) if other == name]
+        for k, longer in zip(alike, tell_apart([described[k] for k in alike]), strict=True):
+            names[k] = longer
+    return unique(names)
+
+
+def describe(runs: Runs) -> Described:
+    run = list(runs.values())[-1]  # of the flashback arm, where there is one
+    changed = changes(runs.values())
+    named = ["recipe"] if run.recipe in KINDS[1:] else []
+    title = f"{run.host} on {Path(run.benchmark).stem}"
+    return Described(title, flat_settings(run) | changed, in_order([*named, *changed]))
+
+
+def tell_apart(alike: Sequence[Described]) -> list[str]:
+    """Names with as few further settings as make most of them differ."""
+    keys = dict.fromkeys(key for one in alike for key in one.settings)
+    telling = in_order([key for key in keys if len({written(one.settings.get(key)) for one in alike}) > 1])
+    names = [[one.name(telling[:count]) for one in alike] for count in range(len(telling) + 1)]
+    return max(names, key=lambda own: len(set(own)))  # the first of the best
+
+
+def in_order(keys: Sequence[str]) -> list[str]:
+    """How long a run was comes first, how it was computed last."""
+    first = [key for key in FIRST if key in keys]
+    last = [key for key in keys if key in BESIDE and key not in first]
+    return [*first, *(key for key in keys if key not in (*first, *last)), *last]
+
+
+def setting_in_words(key: str, value: Any) -> str:
+    if key in ("benchmark.tasks", "training.epochs") and isinstance(value, int):
+        return plural(value, key.split(".")[1].removesuffix("s"))
+    text = written(value)
+    short = text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
+    return f"{key.removeprefix('benchmark.') if key in FIRST else key} {short}"
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Comparisons whose settings agree differ in their data; a number tells them apart."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return result

@@ -1,0 +1,128 @@
+"""`show` and `sweep --dry-run` tell what would be done, and do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashback.recipes import find_recipe
+from flashback.training.trainer import Trainer
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def rows(out: str) -> dict[str, list[str]]:
+    """Cells of a printed table by their first one; at least two spaces stand between cells."""
+    cells = ([cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines())
+    return {row[0]: row[1:] for row in cells if row}
+
+
+def test_every_setting_has_its_source(flashback: Command, workplace: Path) -> None:
+    code, out, _ = flashback("show", "icarl", "--set", "training.lr=0.5", "--set", "host.memory_size=100")
+    found, recipe = rows(out), find_recipe("icarl", "split-fashion-mini", "controlled")
+    assert code == 0
+    assert recipe is not None
+    assert found["training.lr"] == ["0.5", "given"]
+    assert found["host.memory_size"] == ["100", "given"]
+    assert found["training.epochs"] == ["6", recipe.sources["training.epochs"]]
+    assert found["training.momentum"] == ["0.0", "default"]
+    assert found["benchmark.name"] == ["split-fashion-mini", "default"]
+    assert list(workplace.iterdir()) == []
+
+
+def test_the_arms_have_their_own_settings_and_sources(flashback: Command, workplace: Path) -> None:
+    command = ["show", "oewc", "--benchmark", "split-cifar100", "--recipe", "as-published", "--data", workplace]
+    host, other = (rows(flashback(*command, *more)[1]) for more in ([], ["--flashback"]))
+    recipe = find_recipe("oewc", "split-cifar100", "as-published")
+    assert recipe is not None
+    assert other["host.strength"] == [str(recipe.flashback_settings["host.strength"]), "authors' script with flashback"]
+    assert host["host.strength"][0] == str(recipe.settings["host.strength"])
+    assert "with flashback" not in host["host.strength"][1]
+    assert (host["flashback.enabled"], other["flashback.enabled"]) == (["false", "default"], ["true", "given"])
+
+
+def test_a_recipe_file_lies_on_top_of_the_shipped_recipe(flashback: Command, workplace: Path) -> None:
+    (workplace / "own.yaml").write_text(
+        "{host: icarl, recipes: [{benchmark: split-fashion-mini, kind: controlled, "
+        "settings: {training.lr: {value: 0.25, from: my hunch}}}]}"
+    )
+    found = rows(flashback("show", "icarl", "--recipe", "own.yaml")[1])
+    assert found["training.lr"] == ["0.25", "my hunch"]
+    assert found["host.net"] == ["smallcnn", "our choice: fits 60 s"]
+
+
+def test_both_arms_are_counted_as_they_are_run(flashback: Command, tiny: list[str]) -> None:
+    found = rows(flashback("show", "icarl", *tiny)[1])
+    assert found["host"][:2] == ["learn: 2 epochs", "3"]
+    assert found["flashback"][:2] == ["phase 1: 1 epoch, phase 2: 1 epoch", "3"]
+    assert found["host"][2:] == found["flashback"][2:]  # an equal budget
+    steps, images = found["host"][3:]
+    _, out, _ = flashback("run", "icarl", *tiny[:-2], "--out", "out", "--device", "cpu")
+    assert f"{steps} optimiser steps on {images} images" in out
+
+
+def test_hosts_without_knowledge_have_one_arm(flashback: Command, tiny: list[str]) -> None:
+    found = rows(flashback("show", "finetune", *tiny)[1])
+    assert "host" in found
+    assert "flashback" not in found
+
+
+def test_an_arm_nobody_asked_for_may_be_impossible(flashback: Command, tiny: list[str]) -> None:
+    impossible = [*tiny, "--set", "flashback.epochs=2"]
+    code, out, _ = flashback("show", "icarl", *impossible)
+    assert code == 0
+    assert "flashback" not in rows(out)
+    assert flashback("show", "icarl", *impossible, "--flashback")[0] == 2
+
+
+def test_missing_data_are_named(flashback: Command, workplace: Path) -> None:
+    (workplace / "empty").mkdir()
+    code, out, _ = flashback("show", "icarl", "--benchmark", "split-cifar10", "--data", "empty")
+    assert code == 0
+    assert "put cifar10.npz or cifar-10-binary.tar.gz into empty" in out
+    assert "training.epochs" in out
+    assert list((workplace / "empty").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["icral"],
+        ["icarl", "--set", "training.epoch=3"],
+        ["icarl", "--recipe", "other"],
+        ["icarl", "--flashback", "--set", "flashback.enabled=false"],
+    ],
+)
+def test_bad_input_is_one_sentence(flashback: Command, words: list[str]) -> None:
+    code, out, err = flashback("show", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_dry_run_tells_what_is_done_and_what_is_missing(
+    flashback: Command, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = "{training.epochs: 1, training.batch_size: 500, benchmark.tasks: 2}"
+    (workplace / "empty").mkdir()
+    file = workplace / "own.yaml"
+    file.write_text(f"{{hosts: [finetune], settings: {settings}}}")
+    flashback("sweep", file, "--out", "out", "--device", "cpu")
+    monkeypatch.setattr(Trainer, "run", lambda self: pytest.fail("a run was started"))
+    file.write_text(f"{{hosts: [finetune], benchmarks: [split-fashion-mini, split-cifar10], settings: {settings}}}")
+    before = sorted(workplace.rglob("*"))
+    code, out, _ = flashback("sweep", file, "--out", "out", "--data", "empty", "--dry-run", "--device", "cpu")
+    assert code == 0
+    found = rows(out)
+    assert found["split-fashion-mini/finetune/controlled/recipe/host/seed-0"] == ["done"]
+    assert found["split-cifar10/finetune/controlled/recipe/host/seed-0"] == ["waiting"]
+    assert "1 of 2 runs done" in out
+    assert out.count("data of") == 1
+    assert "The data of cifar10 are missing; put " in out
+    assert "flashback for finetune" in out
+    assert sorted(workplace.rglob("*")) == before

@@ -1,0 +1,47 @@
+"""What a run would spend is what it spends, for every host in both arms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashback.benchmarks import load_benchmark
+from flashback.hosts import HOSTS
+from flashback.recipes import configure
+from flashback.training import run
+from flashback.training.jobs import count_ahead
+
+ARMS = [(name, arm) for name in HOSTS for arm in (False, True) if not arm or HOSTS[name].has_knowledge]
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> Path:
+    """Classes of 7, 8, 9, ... images, so that no two tasks are of one size and memories are not filled evenly."""
+    draw = np.random.default_rng(0)
+    labels = np.concatenate([np.full(7 + label, label) for label in range(6)])
+    images = {f"x_{part}": draw.integers(0, 256, (len(labels), 12, 12), np.uint8) for part in ("train", "test")}
+    np.savez(tmp_path / "uneven.npz", **images, y_train=labels, y_test=labels)
+    return tmp_path / "uneven.npz"
+
+
+@pytest.mark.parametrize(("host", "flashback"), ARMS)
+def test_the_count_is_that_of_the_run(uneven: Path, host: str, flashback: bool) -> None:
+    settings = {"benchmark.sizes": [1, 3, 2], "training.epochs": 3, "training.batch_size": 8, "flashback.epochs": 1}
+    own = {"memory_size": 20, "compression_epochs": 2, "fusion_epochs": 2}
+    settings |= {f"host.{name}": value for name, value in own.items() if hasattr(HOSTS[host].Settings, name)}
+    config = configure(host, str(uneven), flashback=flashback, settings=settings)
+    measured = run(config, device="cpu").history.budget
+    counted = count_ahead(config, None)
+    assert [{key: entry[key] for key in entry if key != "epochs"} for entry in counted] == measured
+    assert measured
+
+
+def test_a_sketch_has_the_labels_and_decodes_nothing(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_benchmark(str(uneven), sizes=[2, 4], validation=0.2)
+    sketch = load_benchmark(str(uneven), sizes=[2, 4], validation=0.2, sketch=True)
+    assert sketch.image_shape == (1, 8, 8)
+    for real, drawn in zip(whole.tasks, sketch.tasks, strict=True):
+        assert real.train.y.tolist() == drawn.train.y.tolist()
+        assert real.test.y.tolist() == drawn.test.y.tolist()

@@ -1,0 +1,91 @@
+"""Every run of a sweep or a comparison has a tracker of its own, which ends with it."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashback.errors import FlashbackError
+from flashback.training import trackers
+from flashback.training.compare import compare
+from flashback.training.sweep import parse_sweep, run_sweep
+from flashback.training.trackers import Tracking
+
+SETTINGS = {"training.epochs": 1, "training.batch_size": 500, "benchmark.tasks": 2, "flashback.second_epochs": 1}
+SWEEP = f"{{hosts: [finetune], arms: [host], seeds: [0, 1], settings: {SETTINGS}}}".replace("'", "")
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What a made tracker was told: begin, values and end, with the folder of the run."""
+    told: list[tuple[str, str]] = []
+
+    def made(config: Any, folder: Path) -> Tracking:
+        told.append(("begin", folder.name))
+        return Tracking(
+            lambda values, step: told.append(("values", folder.name)), lambda: told.append(("end", folder.name))
+        )
+
+    monkeypatch.setitem(trackers.TRACKERS, "made", made)
+    monkeypatch.setitem(sys.modules, "made", types.ModuleType("made"))
+    return told
+
+
+def without_repeats(told: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [entry for k, entry in enumerate(told) if k == 0 or told[k - 1] != entry]
+
+
+def test_runs_of_a_sweep_are_tracked_one_after_the_other(tmp_path: Path, heard: list[tuple[str, str]]) -> None:
+    outcome = run_sweep(parse_sweep(SWEEP, "made"), tmp_path, device="cpu", track=["made"])
+    assert outcome.finished == 2
+    each = [[(what, f"seed-{seed}") for what in ("begin", "values", "end")] for seed in (0, 1)]
+    assert without_repeats(heard) == each[0] + each[1]
+
+
+def test_both_arms_of_a_comparison_are_tracked(tmp_path: Path, heard: list[tuple[str, str]]) -> None:
+    compare("lwf-mc", seeds=[0], out=tmp_path, settings=SETTINGS, device="cpu", track=["made"])
+    assert [what for what, _ in without_repeats(heard)] == ["begin", "values", "end"] * 2
+
+
+def test_a_run_that_fails_ends_its_tracker(
+    tmp_path: Path, heard: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashback.training import jobs
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(jobs, "run", fail)
+    assert len(run_sweep(parse_sweep(SWEEP, "made"), tmp_path, device="cpu", track=["made"]).failures) == 2
+    assert [what for what, _ in heard] == ["begin", "end"] * 2
+
+
+def test_tensorboard_writes_into_each_folder(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run_sweep(parse_sweep(SWEEP, "made"), tmp_path, device="cpu", jobs=2, track=["tensorboard"])
+    assert len({path.parents[1].name for path in tmp_path.rglob("tensorboard/events*")}) == 2
+
+
+def test_a_tracker_that_is_not_there_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(FlashbackError, match="did you mean 'tensorboard'"):
+        run_sweep(parse_sweep(SWEEP, "made"), tmp_path, device="cpu", track=["tensorbord"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mlflow_gives_every_run_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, Any]] = []
+    fake, address = types.ModuleType("mlflow"), [""]
+    fake.is_tracking_uri_set = lambda: bool(address[0])  # type: ignore[attr-defined]
+    for name in ("set_experiment", "start_run", "end_run", "log_params", "log_metrics"):
+        setattr(fake, name, lambda *given, _name=name, **_: calls.append((_name, given)))
+    fake.set_tracking_uri = lambda uri: address.__setitem__(0, uri) or calls.append(("uri", uri))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    run_sweep(parse_sweep(SWEEP, "made"), tmp_path, device="cpu", track=["mlflow"])
+    stores = [uri for name, uri in calls if name == "uri" and uri]
+    assert [Path(uri).parent.name for uri in stores] == ["seed-0", "seed-1"]
+    marks = [name for name, _ in calls if name in ("start_run", "end_run")]
+    assert marks == ["start_run", "end_run"] * 2
