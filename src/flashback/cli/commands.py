@@ -9,9 +9,18 @@ import typer
 
 from flashback import __version__ as flashback_version
 from flashback.cli import report, show, speed, studies, tables
-from flashback.cli.options import Data, Device, HostFile, Jobs, Set, say_missing_recipe
+from flashback.cli.options import (
+    STANDS_FOR,
+    Data,
+    Device,
+    HostFile,
+    Jobs,
+    Set,
+    parse_settings,
+    say_missing_recipe,
+)
 from flashback.cli.progress import ProgressView, output
-from flashback.config import RunConfig, parse_assignment, read_yaml, set_dotted, within
+from flashback.config import RunConfig, read_yaml, set_dotted, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
@@ -39,14 +48,6 @@ Track = Annotated[
 ]
 
 DEFAULT_BENCHMARK, DEFAULT_RECIPE, DEFAULT_SEEDS = "split-fashion-mini", "controlled", 3
-STANDS_FOR = {  # options that have a setting of their own
-    "--benchmark": "benchmark.name",
-    "--seed": "seed",
-    "--flashback": "flashback.enabled",
-    "--recipe": "recipe",
-    "--fast": "fast",
-    "--precision": "training.precision",
-}
 
 
 def show_version(asked: bool) -> None:
@@ -194,16 +195,6 @@ speed.register(app)
 
 
 # ---------------------------------------------------------------- from options to what the functions want
-
-
-def parse_settings(assignments: list[str] | None, options: dict[str, Any]) -> dict[str, Any]:
-    """What --set says, and the options that stand for settings; where one is given twice, both have to agree."""
-    own = dict(map(parse_assignment, assignments or []))
-    set_so, given = dotted(own), {name: value for name, value in options.items() if value is not None}
-    for option, value in given.items():
-        key = STANDS_FOR[option]
-        within(set_so.get(key, value) == value, f"{option} and --set {key} disagree; give one of them")
-    return own | {STANDS_FOR[option]: value for option, value in given.items()}
 
 
 def check_flashback_is_on(config: RunConfig, own: dict[str, Any]) -> None:

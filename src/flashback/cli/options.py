@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flashback.benchmarks.specs import BENCHMARKS
+from flashback.config import parse_assignment, within
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import lacks_recipe
+from flashback.records import dotted
 
 Data = Annotated[Path | None, typer.Option(help="The folder the datasets are in.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -20,6 +22,25 @@ Jobs = Annotated[
     typer.Option(help="How many runs go on at a time; default: one on a CPU, on a GPU as many as make all faster."),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value for any setting, e.g. training.epochs=20.")]
+
+STANDS_FOR = {  # options that have a setting of their own
+    "--benchmark": "benchmark.name",
+    "--seed": "seed",
+    "--flashback": "flashback.enabled",
+    "--recipe": "recipe",
+    "--fast": "fast",
+    "--precision": "training.precision",
+}
+
+
+def parse_settings(assignments: list[str] | None, options: dict[str, Any]) -> dict[str, Any]:
+    """What --set says, and the options that stand for settings; where one is given twice, both have to agree."""
+    own = dict(map(parse_assignment, assignments or []))
+    set_so, given = dotted(own), {name: value for name, value in options.items() if value is not None}
+    for option, value in given.items():
+        key = STANDS_FOR[option]
+        within(set_so.get(key, value) == value, f"{option} and --set {key} disagree; give one of them")
+    return own | {STANDS_FOR[option]: value for option, value in given.items()}
 
 
 def say_missing_recipe(host: str, benchmark: str, recipe: str, host_file: Path | None = None) -> None:

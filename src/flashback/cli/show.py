@@ -12,7 +12,7 @@ from rich.table import Table
 
 from flashback.benchmarks.load import missing_data
 from flashback.cli import tables
-from flashback.cli.options import Data, HostFile, Set, say_missing_recipe
+from flashback.cli.options import Data, HostFile, Set, parse_settings, say_missing_recipe
 from flashback.cli.progress import output
 from flashback.config import RunConfig, to_dict
 from flashback.errors import FlashbackError
@@ -22,7 +22,8 @@ from flashback.recipes import Recipe, configure, find_recipe
 from flashback.recipes.catalogue import read_recipe_file
 from flashback.records import dotted
 from flashback.reports.words import plural
-from flashback.training.jobs import ARMS, FLASHBACK, count_ahead
+from flashback.training.ahead import count_ahead
+from flashback.training.jobs import ARMS, FLASHBACK
 
 GIVEN, DEFAULT = "given", "default"
 
@@ -41,8 +42,6 @@ def show(
     settings: Set = None,
 ) -> None:
     """What a run would do: every setting with its source, and what both arms would cost. Nothing is trained."""
-    from flashback.cli.commands import parse_settings  # which itself imports this file
-
     find_hosts(host_file)
     given = parse_settings(settings, {"--benchmark": benchmark, "--recipe": recipe, "--flashback": flashback or None})
     config = configure(host, settings=given)

@@ -7,11 +7,11 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashback.benchmarks.load import fetch_data, load_benchmark, missing_data
+from flashback.benchmarks.load import fetch_data, missing_data
 from flashback.config import RunConfig, within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line
@@ -20,7 +20,7 @@ from flashback.records import RunFolder, differing_keys, read_config, read_recor
 from flashback.training.checkpoints import Interrupted
 from flashback.training.packing import PORTION, FixedPace, MeasuredPace, sharing_gpu
 from flashback.training.processes import DIED, STOPPED, end_of, run_in_processes
-from flashback.training.run import LACK_OF_MEMORY, build_method, run, select_device
+from flashback.training.run import LACK_OF_MEMORY, run, select_device
 from flashback.training.trackers import check_tracker, make_tracker
 from flashback.training.trainer import Observer
 
@@ -115,34 +115,6 @@ def group_failures(failures: Mapping[str, str]) -> dict[str, str]:
     return {
         first + (f" and {len(others)} more" if others else ""): failures[first] for first, *others in alike.values()
     }
-
-
-def count_ahead(config: RunConfig, data: str | Path | None) -> list[dict[str, Any]]:
-    """What a run would spend, stage by stage, as its record will have it; the data must be at hand.
-
-    Counts depend on labels and settings alone, so a small network that is not trained walks through all stages. Only
-    a memory carries images from one task to the next; without one nothing need be begun or ended.
-    """
-    small = replace(
-        config, host=replace(config.host, net="smallcnn"), training=replace(config.training, image_size=None)
-    )
-    chosen = asdict(config.benchmark)
-    benchmark = load_benchmark(**chosen, data=data, seed=config.seed, download=False, sketch=True)
-    method = build_method(small, benchmark)
-    budget: list[dict[str, Any]] = []
-    for task in benchmark.tasks:
-        method.enter(task)
-        for stage in method.stages():
-            stage.allocate()
-            if method.host.memory is not None:
-                stage.begin()
-            images, epochs = len(stage.stream()), stage.epochs
-            steps = epochs * -(-images // stage.batch_size)
-            spent = {"epochs": epochs, "steps": steps, "images": epochs * images}
-            budget.append({"task": task.index, "stage": stage.name, **spent})
-            if method.host.memory is not None:
-                stage.end()
-    return budget
 
 
 def carry_out(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer]) -> dict[str, str]:

@@ -1,0 +1,39 @@
+"""What a run would spend, counted before it is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from flashback.benchmarks.load import load_benchmark
+from flashback.config import RunConfig
+from flashback.training.run import build_method
+
+
+def count_ahead(config: RunConfig, data: str | Path | None) -> list[dict[str, Any]]:
+    """What a run would spend, stage by stage, as its record will have it; the data must be at hand.
+
+    Counts depend on labels and settings alone, so a small network that is not trained walks through all stages. Only
+    a memory carries images from one task to the next; without one nothing need be begun or ended.
+    """
+    small = replace(
+        config, host=replace(config.host, net="smallcnn"), training=replace(config.training, image_size=None)
+    )
+    chosen = asdict(config.benchmark)
+    benchmark = load_benchmark(**chosen, data=data, seed=config.seed, download=False, sketch=True)
+    method = build_method(small, benchmark)
+    budget: list[dict[str, Any]] = []
+    for task in benchmark.tasks:
+        method.enter(task)
+        for stage in method.stages():
+            stage.allocate()
+            if method.host.memory is not None:
+                stage.begin()
+            images, epochs = len(stage.stream()), stage.epochs
+            steps = epochs * -(-images // stage.batch_size)
+            spent = {"epochs": epochs, "steps": steps, "images": epochs * images}
+            budget.append({"task": task.index, "stage": stage.name, **spent})
+            if method.host.memory is not None:
+                stage.end()
+    return budget
