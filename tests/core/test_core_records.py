@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,18 @@ def test_a_finished_run_keeps_one_checkpoint(dataset: Path, tmp_path: Path) -> N
     config = config_for(dataset, **{"checkpoint.minutes": 0.0})
     flashback.run(config, out=tmp_path / "run", device="cpu")
     assert len(list((tmp_path / "run" / "checkpoint").glob("*.safetensors"))) == 1
+
+
+def test_a_run_without_room_for_checkpoints_ends_well(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(flashback.training.Checkpoints, "write", no_room)
+    with pytest.warns(UserWarning, match="no room for a checkpoint"):
+        flashback.run(config_for(dataset), out=tmp_path / "run", device="cpu")
+    assert read_record(tmp_path / "run").results
 
 
 def test_a_run_on_other_data_is_not_gone_on_with(dataset: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from flashback.cli.options import (
     HostFile,
     Jobs,
     Set,
+    Track,
     parse_settings,
     say_missing_recipe,
 )
@@ -42,10 +43,6 @@ Out = Annotated[Path | None, typer.Option(help="The folder for the record; defau
 Recipe = Annotated[str | None, typer.Option(help="controlled (the default), anchor, as-published, defaults or a file.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Give up determinism for speed on a GPU.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
-Track = Annotated[
-    list[str] | None,
-    typer.Option("--track", help="tensorboard, wandb or mlflow; may be repeated."),
-]
 
 DEFAULT_BENCHMARK, DEFAULT_RECIPE, DEFAULT_SEEDS = "split-fashion-mini", "controlled", 3
 

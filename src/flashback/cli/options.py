@@ -22,6 +22,10 @@ Jobs = Annotated[
     typer.Option(help="How many runs go on at a time; default: one on a CPU, on a GPU as many as make all faster."),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value for any setting, e.g. training.epochs=20.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="tensorboard, wandb or mlflow; may be repeated."),
+]
 
 STANDS_FOR = {  # options that have a setting of their own
     "--benchmark": "benchmark.name",

@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.table import Table
 
 from flashback.cli import tables
-from flashback.cli.options import Data, Device, HostFile, Jobs, Set, say_missing_recipe
+from flashback.cli.options import Data, Device, HostFile, Jobs, Set, Track, say_missing_recipe
 from flashback.cli.progress import ProgressView, output
 from flashback.config import parse_assignment
-from flashback.training.jobs import Job, Place, group_failures, lacking_data
+from flashback.training.jobs import Job, Place, lacking_data
 from flashback.training.similarity import compare_representations
 from flashback.training.sweep import (
     FAILED,
@@ -52,9 +52,7 @@ def sweep(
     data: Data = None,
     device: Device = "auto",
     host_file: HostFile = None,
-    track: Annotated[
-        list[str] | None, typer.Option("--track", help="tensorboard, wandb or mlflow; may be repeated.")
-    ] = None,
+    track: Track = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned runs and train none.")] = False,
 ) -> int:
     """Run what is missing of many runs; what is finished in the folder, from whatever machine, counts as done."""
@@ -80,7 +78,7 @@ def sweep(
     console.print(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.", soft_wrap=True)
     say_left_out(chosen)
     console.print(f"Records: {out}; see them with: flashback report {out}", soft_wrap=True)
-    for line in tables.failure_lines(group_failures(outcome.failures)):
+    for line in tables.failure_lines(outcome.failures):
         typer.echo(line, err=True)
     return 1 if outcome.failures else 0
 

@@ -17,7 +17,7 @@ from flashback.records import RunRecord
 from flashback.reports.words import TITLES, interval, number, probability, signed, spread, unmatched_seeds
 from flashback.training.compare import METRICS, Comparison, Row
 from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS
+from flashback.training.jobs import ARMS, group_failures
 from flashback.training.sweep import read_sweep, shipped_sweeps
 
 NAMES = {
@@ -173,4 +173,4 @@ def comparison_notes(comparison: Comparison) -> Iterable[str]:
 
 
 def failure_lines(failures: Mapping[str, Any]) -> Iterable[str]:
-    return (f"failed: {name}: {problem}" for name, problem in failures.items())
+    return (f"failed: {name}: {problem}" for name, problem in group_failures(failures).items())

@@ -22,7 +22,7 @@ def count_ahead(config: RunConfig, data: str | Path | None) -> list[dict[str, An
     )
     chosen = asdict(config.benchmark)
     benchmark = load_benchmark(**chosen, data=data, seed=config.seed, download=False, sketch=True)
-    method = build_method(small, benchmark)
+    method = build_method(small, benchmark, "cpu")
     budget: list[dict[str, Any]] = []
     for task in benchmark.tasks:
         method.enter(task)

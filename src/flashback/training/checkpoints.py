@@ -91,7 +91,7 @@ class Checkpoints:
     def tidy(self, kept: int = KEPT) -> None:
         """Remove all but the newest good checkpoints, and parts that were never finished; files of others stay."""
         good = [path.stem for path in self.manifests() if path.stem not in self.damaged]
-        for path in self.folder.iterdir():
+        for path in list(self.folder.glob("*")):  # none, where there was no room even for the folder
             own = OWN_FILE.fullmatch(path.name)
             if own and (own[3] or own[1] not in good[-kept:]) and path.is_file():
                 path.unlink()
