@@ -117,18 +117,27 @@ def test_images_that_are_fetched_ahead_do_not_disturb_a_capture(monkeypatch: pyt
         assert torch.equal(fetched[1][key], tensor), key
 
 
-def test_compilations_do_not_grow_with_the_tasks() -> None:
+@pytest.mark.parametrize(("name", "lengths"), [("icarl", (2, 4)), ("der++", (2, 4)), ("xder", (3, 5))])
+def test_compilations_do_not_grow_with_the_tasks(name: str, lengths: tuple[int, int]) -> None:
+    """X-DER's first and last tasks have shapes of their own."""
     counts = []
-    for tasks in (2, 4):
+    for tasks in lengths:
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
-        config = config_of("icarl", compile=True)
+        config = config_of(name, compile=True)
         device = torch.device("cuda")
         prepare_device(config, device, "bf16")
         benchmark = tiny_benchmark((2,) * tasks, per_class=25)
         Trainer(build_method(config, benchmark, device), benchmark, precision="bf16").run()
         counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert counts[0] == counts[1] > 0
+
+
+def test_a_memory_that_fills_slowly_does_not_compile_at_every_step() -> None:
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    train(config_of("der", compile=True, training__batch_size=4, host__minibatch=40), "bf16")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # without a memory, and with a whole draw
 
 
 def test_memory_does_not_grow_with_the_tasks() -> None:

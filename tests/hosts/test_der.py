@@ -105,6 +105,15 @@ def test_an_empty_memory_is_not_replayed(name: str, passes: int) -> None:
     assert [len(draw.slots) for draw in host.forward(batch).draws] == [6] * passes
 
 
+@pytest.mark.parametrize(("offered", "filling"), [(0, False), (1, True), (5, True), (6, False), (20, False)])
+def test_a_memory_fills_until_it_can_give_a_whole_draw(offered: int, filling: bool) -> None:
+    assert ready("der", offered=offered).filling() is filling
+
+
+def test_a_memory_smaller_than_a_draw_is_full_at_its_own_size() -> None:
+    assert not ready("der", offered=8, host__memory_size=4).filling()
+
+
 def test_a_half_filled_memory_gives_what_it_has() -> None:
     host = ready("der", offered=4)
     assert host.variant() == 4

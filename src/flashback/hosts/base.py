@@ -186,6 +186,10 @@ class Host(nn.Module):
         """What besides the batch size decides the shapes of a step; a change means another captured graph."""
         return None
 
+    def filling(self) -> bool:
+        """Whether a memory still grows with every step: the shapes of such a step do not come back."""
+        return False
+
     # ------------------------------------------------------------ knowledge
 
     def stability_support(self) -> Support:

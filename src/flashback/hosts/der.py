@@ -13,7 +13,7 @@ from flashback.config import not_negative
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
 from flashback.knowledge import Support
-from flashback.nets import Net, Output
+from flashback.nets import Net, Output, together
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class DER(ReplayHost):
     net: Net
 
     def forward(self, batch: Batch) -> ReplayStep:
-        return ReplayStep(batch, self.net(batch.x), self.recall(self.draws))
+        recalled = self.recall(self.draws)
+        output, *answers = together(self.net, [batch.x, *(own.x for own in recalled)])
+        return ReplayStep(batch, output, self.answered(recalled, answers))
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
         terms = {"task": cross_entropy(step.output.logits, step.batch.y)}

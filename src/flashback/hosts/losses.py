@@ -12,15 +12,16 @@ from flashback.nets import full_precision
 def supervised_contrastive(vectors: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Mean over all anchors of the loss with the sum outside the logarithm (Khosla et al. 2020, Eq. 2).
 
-    Positives are the other rows with the anchor's label, so every label must appear at least twice: give two views.
+    Vectors are [..., N, width], labels [N]; each set of N vectors has a loss of its own. Positives are the other rows
+    with the anchor's label, so every label must appear at least twice: give two views.
     """
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     positives = (labels[:, None] == labels) & ~itself
     with full_precision(vectors):
-        unit = F.normalize(vectors.float(), dim=1)
-        similarity = unit @ unit.T / temperature
-    log_share = similarity - similarity.masked_fill(itself, -torch.inf).logsumexp(dim=1, keepdim=True)
-    return -((log_share * positives).sum(dim=1) / positives.sum(dim=1)).mean()
+        unit = F.normalize(vectors.float(), dim=-1)
+        similarity = unit @ unit.mT / temperature
+    log_share = similarity - similarity.masked_fill(itself, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    return -((log_share * positives).sum(dim=-1) / positives.sum(dim=-1)).mean(dim=-1)
 
 
 def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: int, margin: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,16 @@ class ReplaySettings(HostSettings):
 
 
 @dataclass
+class Recalled:
+    """Images drawn from the memory, each augmented anew."""
+
+    slots: Tensor
+    x: Tensor
+
+
+@dataclass
 class Draw:
-    """Images drawn from the memory and the model's answers to them, each image augmented anew."""
+    """Images drawn from the memory and the model's answers to them."""
 
     slots: Tensor
     labels: Tensor
@@ -82,15 +91,22 @@ class ReplayHost(Host):
     def variant(self) -> object:
         return self.available(self.settings.minibatch)
 
-    def recall(self, draws: int) -> list[Draw]:
-        """So many independent draws, each with a pass of its own."""
-        size = self.available(self.settings.minibatch)
-        return [self._draw(size) for _ in range(draws)] if size else []
+    def filling(self) -> bool:
+        whole: int = min(self.settings.minibatch, self.memory.capacity)
+        return 0 < self.available(whole) < whole
 
-    def _draw(self, size: int) -> Draw:
+    def recall(self, draws: int) -> list[Recalled]:
+        """So many independent draws."""
+        size = self.available(self.settings.minibatch)
+        return [self._recalled(size) for _ in range(draws)] if size else []
+
+    def _recalled(self, size: int) -> Recalled:
         slots = self.memory.draw(size, self.generator)
-        x = self.views.weak(self.memory.images[slots], self.generator)
-        return Draw(slots, self.memory.labels[slots], self.net(x))
+        return Recalled(slots, self.views.weak(self.memory.images[slots], self.generator))
+
+    def answered(self, recalled: Sequence[Recalled], outputs: Sequence[Output]) -> list[Draw]:
+        pairs = zip(recalled, outputs, strict=True)
+        return [Draw(own.slots, self.memory.labels[own.slots], output) for own, output in pairs]
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
         first: Draw = step.draws[0]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from flashback.batches import Batch
 from flashback.benchmarks import Task
@@ -19,7 +20,7 @@ from flashback.hosts.editing import EditingHost, EditingSettings
 from flashback.hosts.losses import mean_violation, supervised_contrastive
 from flashback.hosts.replay import ReplayStep
 from flashback.memory import first_of_each
-from flashback.nets import untracked_batchnorm
+from flashback.nets import together
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,20 @@ class XDER(EditingHost):
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> XDERStep:
-        output, draws = self.net(batch.x), self.recall(2)
-        return XDERStep(batch, output, draws, self.strong_views(batch) if self.later else None)
+        recalled = self.recall(2)
+        views, labels = self.strong_views(batch) if self.later else ([], None)
+        output, *others = together(self.net, [batch.x, *(own.x for own in recalled)], untracked=views)
+        draws = self.answered(recalled, others[: len(recalled)])
+        return XDERStep(batch, output, draws, None if labels is None else (others[-1].logits, labels))
 
-    def strong_views(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Two strong views of new and of stored images, in a pass that leaves batch-norm statistics alone."""
+    def strong_views(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        """Two strong views of new and of stored images as one batch, and their labels."""
         size = self.settings.contrastive_batch
         raw, labels = batch.raw[:size], batch.y[:size]
         if stored := self.available(size):
             slots = self.memory.draw(stored, self.generator)
             raw, labels = torch.cat([raw, self.memory.images[slots]]), torch.cat([labels, self.memory.labels[slots]])
-        views = self.views.strong(torch.cat([raw, raw]), self.generator)
-        with untracked_batchnorm(self.net):
-            return self.net(views).logits, torch.cat([labels, labels])
+        return [self.views.strong(torch.cat([raw, raw]), self.generator)], torch.cat([labels, labels])
 
     def losses(self, step: XDERStep) -> Mapping[str, Tensor]:
         new, old, logits = self.task.new, self.task.old, step.output.logits
@@ -102,8 +104,9 @@ class XDER(EditingHost):
 
     def preparation(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Future heads learn to tell the classes apart that are there already; mean over heads."""
-        heads = (logits[:, task.new] for task in self.later)
-        return torch.stack([supervised_contrastive(head, labels, self.settings.temperature) for head in heads]).mean()
+        # Columns of zeros, where heads are of unequal width, change no cosine.
+        heads = pad_sequence([logits[:, task.new].T for task in self.later]).permute(1, 2, 0)
+        return supervised_contrastive(heads, labels, self.settings.temperature).mean()
 
     def past_constraint(self, step: XDERStep) -> Tensor:
         """On new images, no past class should be as probable as the present ones."""

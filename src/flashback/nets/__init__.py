@@ -8,10 +8,12 @@ from flashback.nets.energy import EnergyNet, EnergyOutput, Fusion
 from flashback.nets.growing import Boosted, BoostedOutput, Concatenation, GrowingNet, Whole
 from flashback.nets.heads import CosineHead, LinearHead, full_precision, grown_linear
 from flashback.nets.modes import Frozen, evaluating, untracked_batchnorm
+from flashback.nets.norms import BatchNorm2d, together
 
 __all__ = [
     "NETS",
     "Backbone",
+    "BatchNorm2d",
     "Boosted",
     "BoostedOutput",
     "Concatenation",
@@ -33,5 +35,6 @@ __all__ = [
     "full_precision",
     "grown_linear",
     "net_for",
+    "together",
     "untracked_batchnorm",
 ]

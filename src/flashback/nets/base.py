@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -20,6 +21,11 @@ class Output:
 
     features: Tensor
     logits: Tensor
+
+    def split(self, sizes: list[int]) -> list[Self]:
+        """One for each run of so many images."""
+        columns = [getattr(self, field.name).split(sizes) for field in fields(self)]
+        return [type(self)(*values) for values in zip(*columns, strict=True)]
 
 
 class Backbone(nn.Module):

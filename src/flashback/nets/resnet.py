@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flashback.nets.base import NETS, Backbone, Shape
+from flashback.nets.norms import BatchNorm2d
 
 Shortcut = Callable[[int, int, int], nn.Module]
 """Makes the shortcut of a block that changes shape, from its input width, output width and stride."""
@@ -18,7 +19,7 @@ def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 def projection(inputs: int, outputs: int, stride: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), BatchNorm2d(outputs))
 
 
 class ZeroPadding(nn.Module):
@@ -39,9 +40,9 @@ class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
         self.conv1 = conv3x3(inputs, outputs, stride)
-        self.bn1 = nn.BatchNorm2d(outputs)
+        self.bn1 = BatchNorm2d(outputs)
         self.conv2 = conv3x3(outputs, outputs)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        self.bn2 = BatchNorm2d(outputs)
         same_shape = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same_shape else shortcut(inputs, outputs, stride)
         self.last: nn.Module = nn.ReLU()
@@ -96,7 +97,7 @@ class ResNet(Backbone):
 
 
 def small_stem(channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(conv3x3(channels, width), nn.BatchNorm2d(width), nn.ReLU())
+    return nn.Sequential(conv3x3(channels, width), BatchNorm2d(width), nn.ReLU())
 
 
 def max_pool() -> nn.Module:
@@ -117,7 +118,7 @@ def resnet18(image_shape: Shape) -> Backbone:
 def resnet18_imagenet(image_shape: Shape) -> Backbone:
     """ResNet-18 for large images: 7x7 stem with stride 2, then max-pool."""
     conv = nn.Conv2d(image_shape[0], 64, 7, stride=2, padding=3, bias=False)
-    stem = nn.Sequential(conv, nn.BatchNorm2d(64), nn.ReLU(), max_pool())
+    stem = nn.Sequential(conv, BatchNorm2d(64), nn.ReLU(), max_pool())
     return ResNet(stem, RESNET18, depth=2).with_he_init()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from flashback.nets.base import NETS, Backbone, Shape
+from flashback.nets.norms import BatchNorm2d
 
 
 class SmallCNN(Backbone):
@@ -17,7 +18,7 @@ class SmallCNN(Backbone):
         self.layers = nn.Sequential()
         for inputs, outputs, stride in ((channels, 16, 2), (16, 32, 2), (32, 64, 2), (64, 64, 1)):
             conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-            self.layers.extend([conv, nn.BatchNorm2d(outputs), nn.ReLU()])
+            self.layers.extend([conv, BatchNorm2d(outputs), nn.ReLU()])
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)

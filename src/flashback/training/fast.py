@@ -98,9 +98,10 @@ class CapturedStep(TrainingStep):
     def compiled(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Full batches run compiled code, before the capture as in it, so that both compute the same bits.
 
-        Other sizes (the incomplete last batch, evaluation) change over tasks and would compile again and again.
+        Other sizes (the incomplete last batch, evaluation) change over tasks and would compile again and again, as
+        would steps beside a memory that fills.
         """
-        full = len(inputs[0]) == self.stage.batch_size
+        full = len(inputs[0]) == self.stage.batch_size and not self.host.filling()
         stance: AbstractContextManager[None] = torch.compiler.set_stance("default" if full else "force_eager")
         return stance
 

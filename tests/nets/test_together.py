@@ -1,0 +1,106 @@
+"""Several batches in one pass do what a pass for each of them would."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from flashback.nets import LinearHead, Net, build_backbone, together, untracked_batchnorm
+from flashback.nets.norms import BatchNorm2d, in_parts
+
+SIZES, UNTRACKED = (4, 6, 3), (10,)
+
+
+class Plain(nn.Module):
+    """A user's own backbone, with torch's batch norm."""
+
+    width = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).mean((2, 3))
+
+
+def made(name: str) -> Net:
+    torch.manual_seed(0)
+    backbone = Plain() if name == "plain" else build_backbone(name, (3, 16, 16))
+    net = Net(backbone, LinearHead(backbone.width, 5))
+    with torch.no_grad():
+        net(torch.randn(16, 3, 16, 16) * 3 + 1)  # running statistics away from their start
+    return net
+
+
+def batches(*sizes: int) -> list[torch.Tensor]:
+    """Of different brightness and contrast, so that statistics over several of them would be wrong."""
+    return [torch.randn(size, 3, 16, 16) * (index + 1) + index for index, size in enumerate(sizes)]
+
+
+def one_by_one(net: Net, tracked: list[torch.Tensor], untracked: list[torch.Tensor]) -> list:
+    answers = [net(x) for x in tracked]
+    with untracked_batchnorm(net):
+        return answers + [net(x) for x in untracked]
+
+
+def weighted_sum(answers: list) -> torch.Tensor:
+    return sum((index + 1) * answer.logits.square().sum() for index, answer in enumerate(answers))
+
+
+@pytest.mark.parametrize("name", ["smallcnn", "resnet32", "resnet18", "plain"])
+def test_answers_statistics_and_gradients_are_those_of_separate_passes(name: str) -> None:
+    net = made(name)
+    other = copy.deepcopy(net)
+    tracked, untracked = batches(*SIZES), batches(*UNTRACKED)
+    answers, expected = together(net, tracked, untracked), one_by_one(other, tracked, untracked)
+    for answer, wanted in zip(answers, expected, strict=True):
+        torch.testing.assert_close(answer.features, wanted.features, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(answer.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(net.state_dict()[key], value, rtol=1e-4, atol=1e-5, msg=key)
+    weighted_sum(answers).backward()
+    weighted_sum(expected).backward()
+    for (key, value), mine in zip(other.named_parameters(), net.parameters(), strict=True):
+        scale = value.grad.abs().max()
+        torch.testing.assert_close(mine.grad / scale, value.grad / scale, rtol=1e-3, atol=1e-4, msg=key)
+
+
+def test_one_pass_where_batch_norm_is_ours_and_several_where_it_is_not() -> None:
+    for name, expected in (("smallcnn", [23]), ("plain", [4, 6, 3, 10])):
+        net, seen = made(name), []
+        net.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(len(args[0])))
+        together(net, batches(*SIZES), batches(*UNTRACKED))
+        assert seen == expected
+
+
+def test_evaluation_reads_running_statistics() -> None:
+    net = made("smallcnn").eval()
+    before = copy.deepcopy(net.state_dict())
+    tracked, untracked = batches(*SIZES), batches(*UNTRACKED)
+    for answer, x in zip(together(net, tracked, untracked), [*tracked, *untracked], strict=True):
+        torch.testing.assert_close(answer.logits, net(x).logits, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in before.items())
+
+
+def test_batches_do_not_see_each_other() -> None:
+    net = made("smallcnn")
+    first, second, third = batches(*SIZES)
+    answer = together(net, [first, second, third])[0].logits
+    torch.testing.assert_close(together(net, [first, third * 9, second])[0].logits, answer)
+
+
+def test_where_tracking_is_off_no_part_moves_the_statistics() -> None:
+    net = made("smallcnn")
+    before = copy.deepcopy(net.state_dict())
+    with untracked_batchnorm(net):
+        together(net, batches(*SIZES), batches(*UNTRACKED))
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in before.items())
+
+
+def test_parts_end_with_the_pass_even_with_a_failed_one() -> None:
+    net = made("smallcnn")
+    with pytest.raises(RuntimeError), in_parts(net, ((4, True), (9, True))):
+        net(batches(4)[0])
+    assert {norm.parts for norm in net.modules() if isinstance(norm, BatchNorm2d)} == {()}
