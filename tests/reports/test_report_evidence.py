@@ -230,8 +230,10 @@ def test_equal_differences_give_neither_p_nor_interval(tmp_path: Path) -> None:
 
 def test_seconds_are_shown_but_not_compared(tmp_path: Path) -> None:
     for job in filter(of_host("lucir"), [*jobs_of("evidence"), *jobs_of("anchors")]):
-        write_job(tmp_path, job, seconds=150.0 if job.arm == FLASHBACK else 100.0)
+        write_job(tmp_path, job, seconds=150.0 if job.arm == FLASHBACK else 100.0 + job.seed)
     page = page_of(tmp_path)
+    costs = section(page, "Does flashback help at equal cost?").split("### What a run cost")[1]
+    assert [row(costs, "lucir", arm)[6] for arm in ("host", "with flashback")] == ["223 to 469", "150"]
     for title in ("Are the hosts right?", "Does flashback help at equal cost?"):
         assert "Runs may have shared the device" in section(page, title)
     assert "second" not in section(page, "What this says")
@@ -351,8 +353,12 @@ def test_a_chosen_weight_that_is_the_recipes_needs_no_further_runs(tmp_path: Pat
         tmp_path, "tuning", lambda job: {0.01: 3.0}.get(job.config["flashback"]["alpha"], 0.0), of_host("icarl")
     )
     write_sweep(tmp_path, "evidence", gain(1.0), of_host("icarl"))
-    own = section(page_of(tmp_path), "With the weight tuned")
+    page = page_of(tmp_path)
+    own = section(page, "With the weight tuned")
     assert "tuned.yaml" not in own
+    says = section(page, "What this says")
+    assert "icarl: the weight tuned on validation images is the recipe's own (alpha\\_p 0.01)." in says
+    assert "with the weight tuned" not in says
     assert [cell.split(" (")[0] for cell in row(own, "icarl", "AA")[-2:]] == ["+1.00", "+1.00"]
 
 

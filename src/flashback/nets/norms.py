@@ -56,8 +56,8 @@ def knows_parts(net: nn.Module) -> bool:
 def together(net: nn.Module, tracked: Sequence[Tensor], untracked: Sequence[Tensor] = ()) -> list[Output]:
     """The answers to each batch; those of the second kind leave batch-norm statistics alone.
 
-    One pass over all images does what a pass for each batch would, in a fraction of the time where batches are small.
-    A network with another batch norm gets its passes one by one.
+    One pass over all images does what a pass for each batch would; a GPU has little to do with a small batch. A network
+    with another batch norm gets its passes one by one.
     """
     batches = [*tracked, *untracked]
     if not knows_parts(net):

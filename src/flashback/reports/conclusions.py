@@ -176,10 +176,13 @@ def about_tuning(evidence: Evidence) -> Iterator[str]:
     for host, pairing in evidence.tuned.items():
         test = pairing.row(CLASS_INCREMENTAL).test
         own = evidence.controlled.pairing(host)
+        weight = alpha(pairing.of(FLASHBACK)[0])
+        if own and own.of(FLASHBACK) and alpha(own.of(FLASHBACK)[0]) == weight:
+            yield f"{host}: the weight tuned on validation images is the recipe's own (alpha_p {weight:g})."
+            continue
         before = own.row(CLASS_INCREMENTAL).test.difference if own else None
         beside = f" The recipe's weight changes it by {signed(before)}." if before is not None else ""
-        weight = f"{alpha(pairing.of(FLASHBACK)[0]):g}"
-        yield f"{host}, class-incremental, with the weight tuned (alpha_p {weight}): {verdict(test)}{beside}"
+        yield f"{host}, class-incremental, with the weight tuned (alpha_p {weight:g}): {verdict(test)}{beside}"
 
 
 def about_precision(evidence: Evidence) -> Iterator[str]:

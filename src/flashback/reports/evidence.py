@@ -203,11 +203,13 @@ def cost_table(report: Report) -> Lines:
     rows = []
     for pairing in report.pairings:
         for arm, cost in pairing.comparison.cost.items():
-            amounts = (cost.steps, cost.images, cost.seconds, cost.bytes.get("stable"), cost.bytes.get("plastic"))
+            runs, sizes = pairing.of(arm), (cost.bytes.get("stable"), cost.bytes.get("plastic"))
             budget = pairing.comparison.budget if len(pairing.arms) == len(ARMS) else ABSENT
-            rows.append([pairing.name, ARM_TITLES[arm], budget, str(len(pairing.of(arm))), *map(whole, amounts)])
+            seconds = spanned([run.record.run["seconds"] for run in runs])
+            trained = [whole(cost.steps), whole(cost.images), seconds]
+            rows.append([pairing.name, ARM_TITLES[arm], budget, str(len(runs)), *trained, *map(whole, sizes)])
     head = ("host", "arm", "budget", "seeds", "steps", "images", "seconds a run", "stable bytes", "plastic bytes")
-    return [*table(head, rows, texts=3), "", f"Means over seeds, of bytes the largest. {SHARED}"]
+    return [*table(head, rows, texts=3), "", f"Means over seeds, of bytes the largest, of seconds the range. {SHARED}"]
 
 
 def effects(evidence: Evidence) -> Lines:
@@ -477,3 +479,8 @@ def tested(row: Row | None) -> str:
 
 def whole(value: float | None) -> str:
     return number(value, ",.0f")
+
+
+def spanned(values: Sequence[float]) -> str:
+    """From the least to the largest."""
+    return " to ".join(dict.fromkeys(whole(value) for value in (min(values), max(values)))) if values else ABSENT
