@@ -356,7 +356,7 @@ def test_several_runs_on_a_gpu_are_packed_unless_told_otherwise(
     monkeypatch.setattr(
         jobs_module, "run_packed", lambda jobs, count, watch: {j.name: ways.append("packed") for j in jobs}
     )
-    assert jobs_module.carry_out(planned, count, lambda name: lambda event: None) == {}
+    assert jobs_module.carry_out(planned, count, lambda name: lambda event: None, tmp_path) == {}
     assert ways == ["packed" if packed else "alone"] * runs
 
 
@@ -382,7 +382,7 @@ def test_a_run_that_found_too_little_memory_beside_others_runs_again_alone(
         return {job.name: problems[job.name] if len(asked) == 1 else None for job in jobs}
 
     monkeypatch.setattr(jobs_module, "run_packed", run_packed)
-    left = jobs_module.carry_out(made_jobs(tmp_path, *problems), None, lambda name: lambda event: None)
+    left = jobs_module.carry_out(made_jobs(tmp_path, *problems), None, lambda name: lambda event: None, tmp_path)
     assert asked[1:] == [(["killed", "hit"], None), (["hungry"], 1)]
     assert left == {"wrong": problems["wrong"]}
 

@@ -158,6 +158,13 @@ class RunFolder:
             os.fsync(file.fileno())
             return file.tell()
 
+    def read_log(self) -> bytes:
+        return read_file(self.path / LOG, LARGEST_RECORD)
+
+    def write_log(self, content: bytes) -> None:
+        """Begin with what another run has logged."""
+        self.write(LOG, content)
+
     def cut_log(self, size: int) -> None:
         """Back to what the log held at a checkpoint; what came after it will happen again."""
         with open(self.path / LOG, "ab", opener=follow_no_link) as file:
@@ -173,7 +180,7 @@ class RunFolder:
     def write_run(self, run: Mapping[str, Any]) -> None:
         self.write(RUN, json.dumps(dict(run), indent=1) + "\n")
 
-    def write(self, name: str, content: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         with needing_room(self.path):
             write_atomically(self.path / name, content)
 

@@ -133,7 +133,7 @@ def compare(
     checksum = rehearse(planned[: len(ARMS)])
     reused = [job.name for job in planned if is_finished(job, checksum)]
     make_folder(Path(out))
-    failures = carry_out([job for job in planned if job.name not in reused], jobs, watch)
+    failures = carry_out([job for job in planned if job.name not in reused], jobs, watch, Path(out))
     comparison = conclude(planned, failures, reused)
     write_atomically(Path(out) / "comparison.json", json.dumps(comparison.as_dict(), indent=1) + "\n")
     return comparison

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line
 from flashback.recipes import config_from_dict, resolved
 from flashback.records import RunFolder, differing_keys, read_config, read_record
+from flashback.training.beginnings import SHARED, first_task_settings
 from flashback.training.checkpoints import Interrupted
 from flashback.training.packing import PORTION, FixedPace, MeasuredPace, sharing_gpu
 from flashback.training.processes import DIED, STOPPED, end_of, run_in_processes
@@ -27,6 +30,7 @@ from flashback.training.trainer import Observer
 ARMS = HOST, FLASHBACK = "host", "flashback"
 FAILURE = "failure.txt"  # of the last attempt, if a bug ended it
 DETAILS = " (see "
+SOME = 4  # runs at a time, before it is measured how many pay
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Job:
     folder: Path
     place: Place
     title: str = ""
+    first_tasks: Path | None = None  # where it shares its first task with others, if it does
 
     @property
     def name(self) -> str:
@@ -72,6 +77,11 @@ class Job:
     def cost_key(self) -> str:
         """The same for runs that differ in the seed alone: their steps cost the same."""
         return json.dumps({**self.config, "seed": None}, sort_keys=True)
+
+    @property
+    def first_task_key(self) -> str:
+        """The same for runs whose first tasks are the same."""
+        return json.dumps(first_task_settings(self.config), sort_keys=True)
 
 
 def is_finished(job: Job, checksum: str | None = None) -> bool:
@@ -117,20 +127,40 @@ def group_failures(failures: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def carry_out(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer]) -> dict[str, str]:
+def carry_out(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer], out: Path) -> dict[str, str]:
     """Run all jobs, `count` at a time; returns what went wrong by the name of the run.
 
+    Those that differ in flashback alone share their first task by a folder in `out`, which is there meanwhile.
     A run whose process was killed gets a second chance: it goes on from its last checkpoint. So does one that found
     too little memory beside others, alone.
     """
+    jobs = sharing_first_tasks(jobs, out / SHARED)
     one_by_one = len(jobs) < 2 or count == 1 or (count is None and jobs[0].place.device != "cuda")
     if one_by_one:
         problems = {job.name: attempt_here(job, watch(job.name)) for job in jobs}
     else:
-        problems = run_packed(jobs, count, watch)
+        problems = run_packed(spaced(jobs, count or SOME), count, watch)
         problems |= run_packed([job for job in jobs if was_killed(problems[job.name])], count, watch)
         problems |= run_packed([job for job in jobs if problems[job.name] == LACK_OF_MEMORY], 1, watch)
+    shutil.rmtree(out / SHARED, ignore_errors=True)
     return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def sharing_first_tasks(jobs: Sequence[Job], folder: Path) -> list[Job]:
+    """A state takes room and time to write; only where another run wants it is it left."""
+    wanted = Counter(job.first_task_key for job in jobs)
+    return [replace(job, first_tasks=folder if wanted[job.first_task_key] > 1 else None) for job in jobs]
+
+
+def spaced(jobs: Sequence[Job], count: int) -> list[Job]:
+    """In their order, but those that share a first task not at once where others can go between them."""
+    waiting, order = list(jobs), list[Job]()
+    while waiting:
+        beside = {job.first_task_key for job in order[len(order) - count + 1 :]} if count > 1 else set()
+        following = next((job for job in waiting if job.first_task_key not in beside), waiting[0])
+        waiting.remove(following)
+        order.append(following)
+    return order
 
 
 def gets_another_chance(problem: str) -> bool:
@@ -156,7 +186,14 @@ def attempt(job: Job, observer: Observer) -> str | None:
     try:
         config, place = config_from_dict(job.config), job.place
         with tracking(config, job) as trackers:
-            run(config, out=job.folder, data=place.data, device=place.device, observers=[observer, *trackers])
+            run(
+                config,
+                out=job.folder,
+                data=place.data,
+                device=place.device,
+                observers=[observer, *trackers],
+                first_tasks=job.first_tasks,
+            )
         (job.folder / FAILURE).unlink(missing_ok=True)
     except Interrupted:
         raise

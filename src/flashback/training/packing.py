@@ -112,7 +112,7 @@ class MeasuredPace:
             self.go_on(self.limit)
 
     def note(self, name: str, event: Event) -> None:
-        if event["event"] != "epoch":
+        if event["event"] != "epoch" or "earlier" in event:
             return
         if name not in self.training:
             self.training.add(name)

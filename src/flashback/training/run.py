@@ -23,9 +23,10 @@ from flashback.hosts.outside import find_hosts
 from flashback.plugin import Flashback
 from flashback.recipes import config_from_dict, configure, resolved
 from flashback.records import RunFolder, differing_keys, is_finished, read_config
+from flashback.training.beginnings import Beginning, LeavingKeeper, tell_earlier
 from flashback.training.checkpoints import Checkpoints
 from flashback.training.packing import PORTION, WHOLE
-from flashback.training.trainer import History, Observer, Trainer, TrainingResult
+from flashback.training.trainer import History, Keeper, Observer, Trainer, TrainingResult
 
 LACK_OF_MEMORY = (
     "the device has run out of memory; lower training.batch_size or training.evaluation_batch, or what the host keeps"
@@ -108,10 +109,12 @@ def run(
     data: str | Path | None = None,
     device: str | torch.device = "auto",
     observers: Sequence[Observer] = (),
+    first_tasks: str | Path | None = None,
 ) -> TrainingResult:
     """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there.
 
     A folder that holds an unfinished run of the same configuration is gone on with, exactly where it stopped.
+    `first_tasks` is a folder where runs that differ in flashback alone leave and find their first task.
     """
     within(isinstance(config, RunConfig), "fb.run takes a configuration; make one with fb.configure(host, benchmark)")
     device = chosen_device(device)
@@ -124,7 +127,8 @@ def run(
             return Trainer(method, benchmark, observers, precision=precision).run()
         folder = RunFolder.open(Path(out), to_dict(config), ignored=["checkpoint"], resolve=resolved)
         with folder.lock():
-            return _run_in_folder(folder, method, benchmark, observers, precision)
+            shared = None if first_tasks is None else Path(first_tasks)
+            return _run_in_folder(folder, method, benchmark, observers, precision, shared)
 
 
 def train(
@@ -138,16 +142,31 @@ def train(
 
 
 def _run_in_folder(
-    folder: RunFolder, method: Host | Flashback, benchmark: Benchmark, observers: Sequence[Observer], precision: str
+    folder: RunFolder,
+    method: Host | Flashback,
+    benchmark: Benchmark,
+    observers: Sequence[Observer],
+    precision: str,
+    first_tasks: Path | None,
 ) -> TrainingResult:
     host = method.host
     facts = describe(host.config, benchmark, host.device, precision)
     facts["changed_on_resume"] = compare_surroundings(folder, facts)
-    folder.write_run(facts)
     checkpoints = Checkpoints(folder.path / "checkpoint", host.config.checkpoint, folder.log_size)
-    trainer = Trainer(method, benchmark, [folder.log, *observers], checkpoints, precision)
+    keeper: Keeper = checkpoints
     state = checkpoints.load()
+    facts["took_over_first_task"] = state is not None and folder.read_run().get("took_over_first_task", False)
+    if first_tasks is not None and len(benchmark.tasks) > 1:
+        beginning = Beginning.of(first_tasks, to_dict(host.config), facts)
+        keeper = LeavingKeeper(checkpoints, beginning, folder.read_log)
+        if state is None and (found := beginning.find()):
+            state, log = found
+            folder.write_log(log)
+            tell_earlier(log, observers)
+            facts["took_over_first_task"] = True
+    folder.write_run(facts)
     folder.cut_log(state.values["log_bytes"] if state else 0)
+    trainer = Trainer(method, benchmark, [folder.log, *observers], keeper, precision)
     if state:
         trainer.resume(state)
     with checkpoints.stop_on_signals():

@@ -196,6 +196,6 @@ def run_sweep(
         return note
 
     ensure_data(missing)
-    outcome.failures = carry_out(missing, jobs, observe)
+    outcome.failures = carry_out(missing, jobs, observe, Path(out))
     outcome.states |= dict.fromkeys(outcome.failures, FAILED)
     return outcome

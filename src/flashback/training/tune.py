@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,7 @@ from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import check_free, configure, resolved
 from flashback.records import RunFolder, dotted, is_finished, read_record, write_atomically
+from flashback.training.beginnings import SHARED
 from flashback.training.run import run
 from flashback.training.trainer import Observer
 
@@ -83,11 +85,13 @@ def tune(
         epochs = trial.suggest_int("epochs", lengths[0], lengths[-1])
         place = folder / f"alpha={alpha},E1={epochs}"
         if not is_finished(place):  # the same choice may come up again
-            run(configured(alpha, epochs), out=place, data=data, device=device, observers=[watch(place.name)])
+            config, shared = configured(alpha, epochs), folder / SHARED
+            run(config, out=place, data=data, device=device, observers=[watch(place.name)], first_tasks=shared)
         accuracy: float = read_record(place).results["class_incremental"]["average_accuracy"]
         return accuracy
 
     go_on(study, objective, trials, list(product(ALPHAS, lengths)))
+    shutil.rmtree(folder / SHARED, ignore_errors=True)
     settings = {key: value for key, value in own.items() if key != HELD_OUT}
     return conclude(study, folder, host, benchmark, recipe, settings)
 

@@ -1,0 +1,80 @@
+"""The first task, trained once: flashback begins with the second, so runs that differ in flashback alone share it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flashback.config import CheckpointConfig
+from flashback.records.folder import LARGEST_RECORD, LOG, read_file, write_atomically
+from flashback.training.checkpoints import Checkpoints, digest_of
+from flashback.training.trainer import Observer, Position, RunState
+
+SHARED = ".first-tasks"  # the folder beside the runs of a comparison or a sweep
+AFTER_FIRST_TASK = Position(task=1)
+NO_MATTER = ("flashback", "checkpoint")  # sections of a configuration that do not touch the first task
+
+
+def first_task_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {section: values for section, values in config.items() if section not in NO_MATTER}
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where runs that agree in their first task leave what it led to, and find it."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, shared: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Beginning:
+        """Equal settings on equal data in equal surroundings lead to the same bits."""
+        return cls(shared / digest_of([first_task_settings(config), facts["must_match"], facts["data_checksum"]]))
+
+    def leave(self, state: RunState, log: bytes) -> None:
+        """The first run that gets here leaves its state; without room for it nothing is lost but time."""
+        with suppress(OSError):
+            self.folder.mkdir(parents=True)
+            write_atomically(self.folder / LOG, log)
+            Checkpoints(self.folder, CheckpointConfig(), lambda: len(log)).write(of_any_arm(state))
+
+    def find(self) -> tuple[RunState, bytes] | None:
+        """The state and the log of the run that left them; whatever is in the way, the task can be trained."""
+        with suppress(OSError, ValueError):
+            log = read_file(self.folder / LOG, LARGEST_RECORD)
+            state = Checkpoints(self.folder, CheckpointConfig()).load()
+            if state is not None and len(log) == state.values["log_bytes"]:
+                return state, log
+        return None
+
+
+def of_any_arm(state: RunState) -> RunState:
+    """Flashback notes that it has no bytes of plastic knowledge yet; its host would not."""
+    history = state.values["history"]
+    known = {name: size for name, size in history["bytes"].items() if size}
+    return RunState(state.tensors, {**state.values, "history": {**history, "bytes": known}})
+
+
+class LeavingKeeper:
+    """Keeps the checkpoints of a run, and leaves its state after the first task to others."""
+
+    def __init__(self, own: Checkpoints, beginning: Beginning, log: Callable[[], bytes]) -> None:
+        self.own, self.beginning, self.log = own, beginning, log
+
+    def due(self, position: Position) -> bool:
+        return position == AFTER_FIRST_TASK or self.own.due(position)
+
+    def save(self, state: RunState) -> None:
+        if state.values["position"] == asdict(AFTER_FIRST_TASK):
+            self.beginning.leave(state, self.log())
+        self.own.save(state)
+
+
+def tell_earlier(log: bytes, observers: Sequence[Observer]) -> None:
+    """What happened in the first task, for observers that were not there; whoever measures time passes it over."""
+    for line in log.decode().splitlines():
+        for observer in observers:
+            observer({**json.loads(line), "earlier": True})

@@ -1,0 +1,107 @@
+"""Comparisons, sweeps and tuning train a first task once, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashback.training.beginnings import SHARED
+from flashback.training.compare import compare
+from flashback.training.jobs import Job, Place, sharing_first_tasks, spaced
+from flashback.training.sweep import parse_sweep, run_sweep
+from flashback.training.tune import tune
+
+QUICK = {"training.epochs": 2, "training.batch_size": 100, "benchmark.tasks": 2, "flashback.epochs": 1}
+
+
+def took_over(out: Path) -> dict[str, bool]:
+    found = sorted(out.rglob("run.json"))
+    return {str(path.parent.relative_to(out)): json.loads(path.read_text())["took_over_first_task"] for path in found}
+
+
+def test_flashback_takes_the_first_task_of_its_host_in_a_comparison(tmp_path: Path) -> None:
+    compare("lwf-mc", seeds=[0, 1], out=tmp_path, settings=QUICK, device="cpu")
+    assert took_over(tmp_path) == {
+        "flashback/seed-0": True,
+        "flashback/seed-1": True,
+        "host/seed-0": False,
+        "host/seed-1": False,
+    }
+    assert not (tmp_path / SHARED).exists()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_all_weights_of_a_sweep_share_one_first_task(tmp_path: Path, jobs: int) -> None:
+    sweep = parse_sweep(f"hosts: [lwf-mc]\nsettings: {QUICK}\ngrid: {{flashback.alpha: [0.1, 0.2, 0.3]}}", "made")
+    told: list[Any] = []
+    outcome = run_sweep(sweep, tmp_path, jobs=jobs, device="cpu", watch=lambda outcome, name: told.append)
+    assert outcome.failures == {}
+    taken = list(took_over(tmp_path).values())
+    assert len(taken) == 4
+    assert taken.count(True) >= 4 - jobs  # of those that begin together, each trains its own
+    evaluations = [event for event in told if event["event"] == "evaluation" and event["task"] == 0]
+    assert len(evaluations) == 4  # whoever watches sees every run whole
+    assert len({json.dumps(event["accuracy"]) for event in evaluations}) == 1
+    assert not (tmp_path / SHARED).exists()
+
+
+def test_a_stopped_sweep_keeps_its_first_tasks_for_the_next_time(tmp_path: Path) -> None:
+    sweep = parse_sweep(f"hosts: [lwf-mc]\nsettings: {QUICK}", "made")
+
+    def stop(event: Any) -> None:
+        if event["event"] == "evaluation" and event["task"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(sweep, tmp_path, jobs=1, device="cpu", watch=lambda outcome, name: stop)
+    assert (tmp_path / SHARED).exists()
+    run_sweep(sweep, tmp_path, jobs=1, device="cpu")
+    assert sorted(took_over(tmp_path).values()) == [False, True]
+    assert not (tmp_path / SHARED).exists()
+
+
+def test_trials_of_a_tuning_share_one_first_task(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    settings = {key: value for key, value in QUICK.items() if not key.startswith("flashback.")}
+    tune("lwf-mc", out=tmp_path, trials=3, settings=settings, device="cpu")
+    assert sorted(took_over(tmp_path).values()) == [False, True, True]
+    assert not (tmp_path / SHARED).exists()
+
+
+def made_jobs(*keys: int) -> list[Job]:
+    place = Place(None, "cpu", None)
+    return [
+        Job("host", index, {"host": {"name": key}, "flashback": {"alpha": index}}, Path(str(index)), place)
+        for index, key in enumerate(keys)
+    ]
+
+
+def test_a_run_without_another_like_it_leaves_nothing() -> None:
+    shared = sharing_first_tasks(made_jobs(1, 2, 1, 3), Path("shared"))
+    assert [job.first_tasks for job in shared] == [Path("shared"), None, Path("shared"), None]
+
+
+@pytest.mark.parametrize(
+    ("keys", "count", "expected"),
+    [
+        ((1, 1, 2, 2, 3, 3), 1, [1, 1, 2, 2, 3, 3]),
+        ((1, 1, 2, 2, 3, 3), 2, [1, 2, 1, 2, 3, 3]),
+        ((1, 1, 2, 2, 3, 3), 3, [1, 2, 3, 1, 2, 3]),
+        ((1, 1, 1), 2, [1, 1, 1]),
+    ],
+)
+def test_runs_that_share_do_not_begin_at_once_where_others_can(
+    keys: tuple[int, ...], count: int, expected: list[int]
+) -> None:
+    assert [job.config["host"]["name"] for job in spaced(made_jobs(*keys), count)] == expected
+
+
+@given(st.lists(st.integers(0, 4), max_size=12), st.integers(1, 5))
+def test_spacing_loses_no_run(keys: list[int], count: int) -> None:
+    jobs = made_jobs(*keys)
+    assert sorted(job.seed for job in spaced(jobs, count)) == [job.seed for job in jobs]
