@@ -127,24 +127,24 @@ class Recorder:
 
 
 @pytest.fixture
-def benchmark_of_ten() -> Benchmark:
-    """Two tasks of 2 and 1 classes with 5 images each: batches of 4 leave a rest."""
-    return tiny_benchmark((2, 1), per_class=5)
+def uneven() -> Benchmark:
+    """Two tasks of 2 and 1 classes with 7 images each: batches of 5 leave a rest."""
+    return tiny_benchmark((2, 1), per_class=7)
 
 
-def test_every_image_comes_once_per_epoch_in_a_new_order(benchmark_of_ten: Benchmark) -> None:
-    host = quick_host("finetune", benchmark_of_ten, training__batch_size=4, training__epochs=2)
+def test_every_image_comes_once_per_epoch_in_a_new_order(uneven: Benchmark) -> None:
+    host = quick_host("finetune", uneven, training__batch_size=5, training__epochs=2)
     recorder = Recorder(host)
     trainer_of(host)[0].run()
-    assert [len(labels) for labels in recorder.labels] == [4, 4, 2, 4, 4, 2, 4, 1, 4, 1]
+    assert [len(labels) for labels in recorder.labels] == [5, 5, 4, 5, 5, 4, 5, 2, 5, 2]
     epochs = [torch.cat(recorder.pixels[:3]), torch.cat(recorder.pixels[3:6])]
-    images = Counter(image.numpy().tobytes() for image in benchmark_of_ten.tasks[0].train.x)
+    images = Counter(image.numpy().tobytes() for image in uneven.tasks[0].train.x)
     assert [Counter(image.numpy().tobytes() for image in epoch) for epoch in epochs] == [images, images]
     assert not torch.equal(epochs[0], epochs[1])
 
 
-def test_epochs_report_means_over_images(benchmark_of_ten: Benchmark) -> None:
-    host = quick_host("lwf-mc", benchmark_of_ten, training__batch_size=4, host__penalty=0.01)
+def test_epochs_report_means_over_images(uneven: Benchmark) -> None:
+    host = quick_host("lwf-mc", uneven, training__batch_size=5, host__penalty=0.01)
     recorder = Recorder(host)
     trainer, events = trainer_of(host)
     trainer.run()
@@ -159,8 +159,8 @@ def test_epochs_report_means_over_images(benchmark_of_ten: Benchmark) -> None:
             assert value == pytest.approx(total / sum(sizes[start:stop]), rel=1e-5)
 
 
-def test_events_in_their_order(benchmark_of_ten: Benchmark) -> None:
-    host = quick_host("finetune", benchmark_of_ten, training__schedule="cosine", training__batch_size=4)
+def test_events_in_their_order(uneven: Benchmark) -> None:
+    host = quick_host("finetune", uneven, training__schedule="cosine", training__batch_size=5)
     trainer, events = trainer_of(host)
     result = trainer.run()
     assert [(event["event"], event["task"]) for event in events] == [
@@ -172,15 +172,13 @@ def test_events_in_their_order(benchmark_of_ten: Benchmark) -> None:
     assert events[-1]["accuracy"]["linear"]["class_incremental"] == result["class_incremental"]["matrix"][-1]
 
 
-def test_steps_and_images_are_counted(benchmark_of_ten: Benchmark) -> None:
-    host = quick_host(
-        "finetune", benchmark_of_ten, training__batch_size=4, training__epochs=3, training__first_epochs=2
-    )
+def test_steps_and_images_are_counted(uneven: Benchmark) -> None:
+    host = quick_host("finetune", uneven, training__batch_size=5, training__epochs=3, training__first_epochs=2)
     trainer, _ = trainer_of(host)
     result = trainer.run()
     assert trainer.history.budget == [
-        {"task": 0, "stage": "learn", "steps": 6, "images": 20},
-        {"task": 1, "stage": "learn", "steps": 6, "images": 15},
+        {"task": 0, "stage": "learn", "steps": 6, "images": 28},
+        {"task": 1, "stage": "learn", "steps": 6, "images": 21},
     ]
     assert result.steps == 12
 
@@ -349,6 +347,13 @@ def test_a_host_is_trained_once() -> None:
     for again in (lambda: train(host), lambda: Flashback(host), lambda: train(waiting)):
         with pytest.raises(FlashbackError, match="trained already; build a new one"):
             again()
+
+
+def test_a_host_is_trained_on_the_benchmark_it_was_built_for() -> None:
+    host = quick_host("finetune", tiny_benchmark((2, 3, 2)))
+    with pytest.raises(FlashbackError, match=r"built for another benchmark \(tiny\); build one for this one"):
+        train(host, tiny_benchmark((3, 2, 2)))
+    assert train(host, tiny_benchmark((2, 3, 2))).steps  # the same, loaded again
 
 
 def test_a_saved_state_is_not_put_into_a_trained_host() -> None:

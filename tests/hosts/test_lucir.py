@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from flashback import FlashbackError, Trainer
 from flashback.hosts import Step
 from flashback.hosts.losses import margin_ranking
-from flashback.knowledge import Support, cosine_distance
+from flashback.knowledge import Support, cosine_distance, squared_error
 from flashback.nets import Output
 from flashback.training.trainer import Position
 from helpers import quick_flashback, quick_host, tiny_benchmark
@@ -337,15 +337,14 @@ def test_a_finetuning_without_milestones_keeps_its_rate():
 
 
 def test_replayed_knowledge_is_the_direction_of_the_features():
-    """Half the squared distance of unit vectors is 1 - cos, the distance LUCIR has everywhere else."""
+    """The distance of replayed knowledge is 1 - cos, the distance LUCIR has everywhere else."""
     benchmark = tiny_benchmark()
     host = quick_host("lucir", benchmark, **HARSH)
     features = torch.randn(4, host.net.backbone.width, generator=torch.Generator().manual_seed(0))
     anchor = torch.randn(4, host.net.backbone.width, generator=torch.Generator().manual_seed(1))
     first, second = (host.response(Output(x, x)) for x in (features, anchor))
     assert first.shape[1] == host.response_width()
-    half = (first - second).square().sum(dim=1).mean() / 2
-    torch.testing.assert_close(half, cosine_distance(features, anchor))
+    torch.testing.assert_close(squared_error(first, second), cosine_distance(features, anchor))
 
 
 def test_less_forget_term_has_no_gradient_in_the_finetuning():

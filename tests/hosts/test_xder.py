@@ -415,3 +415,10 @@ def test_benchmarks_that_cannot_work() -> None:
 def test_settings_that_cannot_work(setting: str, value: float) -> None:
     with pytest.raises(FlashbackError, match=f"host.{setting}"):
         quick_config("xder", **{f"host__{setting}": value})
+
+
+def test_images_need_not_be_square() -> None:
+    benchmark = tiny_benchmark(shape=(1, 12, 16))
+    host = quick_host("xder", benchmark, **SMALL)
+    Trainer(host, benchmark).run()
+    assert host.memory.filled == 14

@@ -1,25 +1,33 @@
 """Several batches in one pass do what a pass for each of them would."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
-from flashback.nets import LinearHead, Net, build_backbone, together, untracked_batchnorm
+from flashback.nets import Backbone, LinearHead, Net, Output, build_backbone, together, untracked_batchnorm
 from flashback.nets.norms import BatchNorm2d, in_parts
 
 SIZES, UNTRACKED = (4, 6, 3), (10,)
 
 
-class Plain(nn.Module):
-    """A user's own backbone, with torch's batch norm."""
+class OwnNorm(nn.Module):
+    """A normalisation that torch does not know of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - x.mean((0, 2, 3), keepdim=True)) / (x.var((0, 2, 3), keepdim=True) + 1e-5).sqrt()
+
+
+class Plain(Backbone):
+    """A user's own backbone, which says nothing about parts."""
 
     width = 4
 
-    def __init__(self) -> None:
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x).mean((2, 3))
@@ -27,7 +35,8 @@ class Plain(nn.Module):
 
 def made(name: str) -> Net:
     torch.manual_seed(0)
-    backbone = Plain() if name == "plain" else build_backbone(name, (3, 16, 16))
+    norms = {"plain": nn.BatchNorm2d(4), "own norm": OwnNorm()}
+    backbone = Plain(norms[name]) if name in norms else build_backbone(name, (3, 16, 16))
     net = Net(backbone, LinearHead(backbone.width, 5))
     with torch.no_grad():
         net(torch.randn(16, 3, 16, 16) * 3 + 1)  # running statistics away from their start
@@ -49,7 +58,7 @@ def weighted_sum(answers: list) -> torch.Tensor:
     return sum((index + 1) * answer.logits.square().sum() for index, answer in enumerate(answers))
 
 
-@pytest.mark.parametrize("name", ["smallcnn", "resnet32", "resnet18", "plain"])
+@pytest.mark.parametrize("name", ["smallcnn", "resnet32", "resnet18", "plain", "own norm"])
 def test_answers_statistics_and_gradients_are_those_of_separate_passes(name: str) -> None:
     net = made(name)
     other = copy.deepcopy(net)
@@ -73,6 +82,25 @@ def test_one_pass_where_batch_norm_is_ours_and_several_where_it_is_not() -> None
         net.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(len(args[0])))
         together(net, batches(*SIZES), batches(*UNTRACKED))
         assert seen == expected
+
+
+def test_images_of_different_sizes_have_passes_of_their_own() -> None:
+    net = made("smallcnn")
+    other = copy.deepcopy(net)
+    tracked, untracked = batches(*SIZES), [torch.randn(4, 3, 16, 24)]
+    answers = [answer.logits for answer in together(net, tracked, untracked)]
+    assert all(map(torch.equal, answers, [answer.logits for answer in one_by_one(other, tracked, untracked)]))
+
+
+def test_what_has_no_images_of_its_own_is_in_every_part() -> None:
+    @dataclass
+    class Wider(Output):
+        extra: torch.Tensor | None = None
+        name: str = "wide"
+
+    first, second = Wider(torch.zeros(5, 2), torch.arange(5)).split([2, 3])
+    assert (first.logits.tolist(), second.logits.tolist()) == ([0, 1], [2, 3, 4])
+    assert (first.extra, second.extra, first.name, second.name) == (None, None, "wide", "wide")
 
 
 def test_evaluation_reads_running_statistics() -> None:

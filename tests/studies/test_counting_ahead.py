@@ -41,7 +41,14 @@ def test_the_count_is_that_of_the_run(uneven: Path, host: str, flashback: bool) 
 def test_a_sketch_has_the_labels_and_decodes_nothing(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_benchmark(str(uneven), sizes=[2, 4], validation=0.2)
     sketch = load_benchmark(str(uneven), sizes=[2, 4], validation=0.2, sketch=True)
-    assert sketch.image_shape == (1, 8, 8)
+    assert sketch.image_shape == (1, 16, 16)
     for real, drawn in zip(whole.tasks, sketch.tasks, strict=True):
         assert real.train.y.tolist() == drawn.train.y.tolist()
         assert real.test.y.tolist() == drawn.test.y.tolist()
+
+
+@pytest.mark.parametrize("changes", [{"host.memory_size": 6}, {"training.batch_size": 1}])
+def test_a_run_with_one_image_at_a_time_can_be_counted(uneven: Path, changes: dict[str, int]) -> None:
+    settings = {"benchmark.sizes": [2, 4], "training.epochs": 1, "training.batch_size": 4, "host.memory_size": 20}
+    config = configure("xder", str(uneven), settings={**settings, **changes})
+    assert len(count_ahead(config, None)) == 2

@@ -14,6 +14,7 @@ import yaml
 from flashback import configure, run
 from flashback.errors import FlashbackError
 from flashback.metrics import linear_cka
+from flashback.training import Trainer
 from flashback.training.similarity import (
     compare_representations,
     layer_similarity,
@@ -21,6 +22,7 @@ from flashback.training.similarity import (
     load_trained,
     recorded,
 )
+from helpers import quick_host, small_settings
 
 SETTINGS: dict[str, Any] = {
     "training.epochs": 2,
@@ -122,3 +124,29 @@ def test_another_seed_is_told(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="have the seeds 1 and 0: they differ by more than flashback"):
         found = compare_representations(tmp_path / "other", runs["flashback"], runs["joint"], device="cpu")
     assert found["seeds"] == {"host": 1, "flashback": 0, "reference": 0}
+
+
+def test_a_host_that_predicts_with_several_modules_is_refused() -> None:
+    for name, refused in (("beef", True), ("beef-compress", False), ("foster", False)):
+        host = quick_host(name, **small_settings(name))
+        Trainer(host, host.benchmark).run()
+        if refused:
+            with pytest.raises(FlashbackError, match="beef predicts with several modules"):
+                layers_of(host)
+        else:
+            assert all(layer in host.student.modules() for layer in layers_of(host).values())
+
+
+@pytest.mark.parametrize("changes", [{"validation": 0.3}, {"validation": 0.3, "seed": 1}])
+def test_runs_that_hold_out_other_images_are_refused(
+    runs: dict[str, Path], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """CKA would look at training images of some of them."""
+    config = yaml.safe_load((runs["joint"] / "config.yaml").read_text(encoding="utf-8"))
+    benchmark = config["benchmark"] | {"validation": 0.3}
+    chosen = [runs["host"], runs["flashback"]]
+    if "seed" in changes:
+        chosen = [with_settings(run, tmp_path / run.name, benchmark=benchmark) for run in chosen]
+    other = with_settings(runs["joint"], tmp_path / "other", benchmark=benchmark, seed=changes.get("seed", 0))
+    with pytest.raises(FlashbackError, match="hold out other images for validation"):
+        compare_representations(*chosen, other, device="cpu")

@@ -65,6 +65,20 @@ class Stream:
         return torch.randperm(len(self), generator=seeded_generator(*key, "order")).to(self.labels.device)
 
 
+def split_batches(order: Tensor, size: int) -> list[Tensor]:
+    """Batches of an epoch. A last image all by itself joins those before it: alone it has no batch statistics."""
+    batches = list(torch.split(order, size))
+    if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def count_batches(images: int, size: int) -> int:
+    """How many batches `split_batches` makes."""
+    whole, rest = divmod(images, size)
+    return max(1, whole + (rest > 1))
+
+
 def room_on(device: torch.device) -> int:
     """Bytes a set of images may take: half of what is free on a GPU, anything on the CPU."""
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 62

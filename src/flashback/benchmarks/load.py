@@ -19,7 +19,7 @@ from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
 from flashback.benchmarks.tasks import Benchmark, Images, Task
 from flashback.errors import FlashbackError
 
-SKETCHED_SIDE = 8  # pixels that every backbone can halve three times
+SKETCHED_SIDE = 16  # pixels that every backbone can halve three times and still find several
 MEASURED_IMAGES = 2_000  # give the mean and deviation of a dataset without published ones
 
 

@@ -254,9 +254,13 @@ class Host(nn.Module):
 
     # ------------------------------------------------------------ evaluation
 
+    def predictor(self) -> nn.Module:
+        """The network that the host predicts with."""
+        return self.net
+
     def scores(self, x: Tensor) -> Tensor:
         """One score per class column for normalised images, in evaluation mode."""
-        logits: Tensor = self.net(x).logits
+        logits: Tensor = self.predictor()(x).logits
         return logits
 
     def classifiers(self) -> dict[str, Classifier]:

@@ -78,7 +78,7 @@ class Beef(ExpandingHost):
     def expand(self) -> None:
         """A new module starts as the first one of all."""
         self.old, groups = Frozen(self.left_behind()), self.groups()
-        self.net = EnergyNet(copy.deepcopy(self.old.module.first), groups, len(self.task.classes)).requires_grad_(True)
+        self.net = EnergyNet(copy.deepcopy(self.old.module.first).let_train(), groups, len(self.task.classes))
         self.fusion = Fusion(groups)
 
     def left_behind(self) -> Concatenation:

@@ -13,7 +13,7 @@ from flashback.config import not_negative
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
 from flashback.knowledge import Support
-from flashback.nets import Net, Output, together
+from flashback.nets import Output, together
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class DER(ReplayHost):
 
     Settings = DERSettings
     draws: ClassVar[int] = 1
-    net: Net
 
     def forward(self, batch: Batch) -> ReplayStep:
         recalled = self.recall(self.draws)

@@ -36,6 +36,9 @@ class EditingHost(ReplayHost):
         # In the first task the memory is empty to the end; asking it would wait for the device in every step.
         return super().available(wanted) if self.task.index > 0 else 0
 
+    def filling(self) -> bool:
+        return False
+
     # ------------------------------------------------------------ after a step
 
     def after_step(self, step: ReplayStep) -> None:

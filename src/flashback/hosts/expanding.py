@@ -99,8 +99,11 @@ class ExpandingHost(ExemplarHost):
 
     # ------------------------------------------------------------ evaluation
 
+    def predictor(self) -> nn.Module:
+        return self.expanded()
+
     def scores(self, x: Tensor) -> Tensor:
-        return self.padded(self.expanded()(x).logits)
+        return self.padded(self.predictor()(x).logits)
 
     def padded(self, logits: Tensor) -> Tensor:
         """Columns for classes without a row, which are never predicted."""
@@ -139,7 +142,7 @@ class CompressingHost(ExpandingHost):
     def allocate_student(self) -> None:
         """The student starts as the old network, with fresh rows for the new classes."""
         module, head = self.old_parts()
-        self.student = GrowingNet(copy.deepcopy(module), self.task.seen.stop, head).requires_grad_(True)
+        self.student = GrowingNet(copy.deepcopy(module).let_train(), self.task.seen.stop, head)
         self.allocate_weights()
 
     def student_parameters(self) -> list[nn.Parameter]:
@@ -169,12 +172,12 @@ class CompressingHost(ExpandingHost):
 
     # ------------------------------------------------------------ evaluation
 
-    def scores(self, x: Tensor) -> Tensor:
-        """The student's scores; until there is one, those of the network that it will learn from."""
-        return super().scores(x) if self.student is None else self.padded(self.student(x).logits)
+    def predictor(self) -> nn.Module:
+        """The student; until there is one, the network that it will learn from."""
+        return self.expanded() if self.student is None else self.student
 
     def classifiers(self) -> dict[str, Classifier]:
-        return {"student": self.scores, "teacher": super().scores}
+        return {"student": self.scores, "teacher": lambda x: self.padded(self.expanded()(x).logits)}
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:

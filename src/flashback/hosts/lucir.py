@@ -132,8 +132,8 @@ class LUCIR(ExemplarHost):
         return Support(weight=self.settings.lambda_base / math.sqrt(self.task.index))
 
     def response(self, output: Output) -> Tensor:
-        """Replayed knowledge is a direction too: for unit vectors 1 - cos is half the squared distance."""
-        return F.normalize(output.features)
+        """Replayed knowledge is a direction too, of a length for which 1 - cos is the mean squared difference."""
+        return math.sqrt(self.response_width() / 2) * F.normalize(output.features)
 
     def response_width(self) -> int:
         return self.net.backbone.width

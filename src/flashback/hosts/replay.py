@@ -14,7 +14,7 @@ from flashback.hosts.base import Host
 from flashback.hosts.stages import Step
 from flashback.knowledge import Support, squared_error
 from flashback.memory import Field, Memory
-from flashback.nets import Output
+from flashback.nets import Net, Output
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class ReplayHost(Host):
 
     family = "replay"
     memory: Memory
+    net: Net
 
     def build(self) -> None:
         super().build()
@@ -93,7 +94,7 @@ class ReplayHost(Host):
 
     def filling(self) -> bool:
         whole: int = min(self.settings.minibatch, self.memory.capacity)
-        return 0 < self.available(whole) < whole
+        return self.available(whole) < whole
 
     def recall(self, draws: int) -> list[Recalled]:
         """So many independent draws."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from flashback.nets.heads import full_precision
@@ -24,14 +25,23 @@ class Output:
 
     def split(self, sizes: list[int]) -> list[Self]:
         """One for each run of so many images."""
-        columns = [getattr(self, field.name).split(sizes) for field in fields(self)]
-        return [type(self)(*values) for values in zip(*columns, strict=True)]
+        values = (getattr(self, field.name) for field in fields(self))
+        columns = [torch.split(value, sizes) if isinstance(value, Tensor) else [value] * len(sizes) for value in values]
+        return [type(self)(*row) for row in zip(*columns, strict=True)]
 
 
 class Backbone(nn.Module):
     """Images [B, C, H, W] in, features [B, width] out."""
 
     width: int
+    takes_parts: bool = False  # whether nothing but `nets.BatchNorm2d` makes an answer depend on the rest of the batch
+    held: frozenset[str] = frozenset()  # the parameters that its maker has frozen
+
+    def let_train(self, trained: bool = True) -> Self:
+        """Train all of it or nothing; what its maker has frozen stays so."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(trained and name not in self.held)
+        return self
 
     def last_stage_layers(self) -> dict[str, nn.Module]:
         """The layers whose outputs are compared by CKA, from the first to the last."""
@@ -52,8 +62,11 @@ def build_backbone(name: str, image_shape: Shape) -> Backbone:
     if name.startswith("timm:"):
         from flashback.nets.pretrained import timm_backbone
 
-        return timm_backbone(name.removeprefix("timm:"), image_shape)
-    return NETS[name](image_shape)
+        backbone: Backbone = timm_backbone(name.removeprefix("timm:"), image_shape)
+    else:
+        backbone = NETS[name](image_shape)
+    backbone.held = frozenset(name for name, given in backbone.named_parameters() if not given.requires_grad)
+    return backbone
 
 
 class Net(nn.Module):

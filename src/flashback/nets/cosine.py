@@ -52,7 +52,7 @@ class CosineNet(Net):
 
     def train_only(self, blocks: range, backbone: bool, sigma: bool = True) -> None:
         """Weight decay and momentum never see what is left out here."""
-        self.backbone.requires_grad_(backbone)
+        self.backbone.let_train(backbone)
         self.head.sigma.requires_grad_(sigma)
         for task, block in enumerate(self.blocks()):
             block.requires_grad_(task in blocks)

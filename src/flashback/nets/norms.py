@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.nets.base import Output
 from flashback.nets.modes import untracked_batchnorm
@@ -48,19 +47,18 @@ def in_parts(net: nn.Module, parts: tuple[Part, ...]) -> Iterator[None]:
             norm.parts = ()
 
 
-def knows_parts(net: nn.Module) -> bool:
-    """Whether nothing but our own batch norm makes an image's answer depend on its batch."""
-    return all(isinstance(module, BatchNorm2d) for module in net.modules() if isinstance(module, _BatchNorm))
+def takes_parts(net: nn.Module) -> bool:
+    return getattr(getattr(net, "backbone", None), "takes_parts", False)
 
 
 def together(net: nn.Module, tracked: Sequence[Tensor], untracked: Sequence[Tensor] = ()) -> list[Output]:
     """The answers to each batch; those of the second kind leave batch-norm statistics alone.
 
-    One pass over all images does what a pass for each batch would; a GPU has little to do with a small batch. A network
-    with another batch norm gets its passes one by one.
+    One pass over all images does what a pass for each batch would; a GPU has little to do with a small batch. Only a
+    backbone that takes parts can do that; others, and images of different sizes, get their passes one by one.
     """
     batches = [*tracked, *untracked]
-    if not knows_parts(net):
+    if not takes_parts(net) or len({x.shape[1:] for x in batches}) > 1:
         answers = [net(x) for x in tracked]
         with untracked_batchnorm(net):
             return answers + [net(x) for x in untracked]

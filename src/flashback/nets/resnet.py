@@ -56,6 +56,8 @@ class BasicBlock(nn.Module):
 class ResNet(Backbone):
     """A stem, stages of basic blocks (all but the first halve the resolution), and the mean over space."""
 
+    takes_parts = True
+
     def __init__(
         self,
         stem: nn.Module,

@@ -12,6 +12,7 @@ class SmallCNN(Backbone):
     """Four conv-BN-ReLU layers, the first three with stride 2, and the mean over space."""
 
     width = 64
+    takes_parts = True
 
     def __init__(self, channels: int) -> None:
         super().__init__()

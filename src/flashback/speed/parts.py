@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from flashback.batches import split_batches
 from flashback.config import CheckpointConfig
 from flashback.hosts.base import features_of
 from flashback.knowledge.fisher import fisher_diagonal
@@ -79,7 +80,7 @@ def trainer_overhead(setup: Setup) -> float:
 
     def bare() -> None:
         total = torch.zeros((), device=setup.device)
-        for indices in torch.split(order, stage.batch_size):
+        for indices in split_batches(order, stage.batch_size):
             x = host.views.weak(stream.images[indices], host.generator)
             optimiser.zero_grad(set_to_none=True)
             loss = F.cross_entropy(host.net(x).logits, stream.labels[indices])

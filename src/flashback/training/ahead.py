@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from flashback.batches import count_batches
 from flashback.benchmarks.load import load_benchmark
 from flashback.config import RunConfig
 from flashback.training.run import build_method
@@ -31,7 +32,7 @@ def count_ahead(config: RunConfig, data: str | Path | None) -> list[dict[str, An
             if method.host.memory is not None:
                 stage.begin()
             images, epochs = len(stage.stream()), stage.epochs
-            steps = epochs * -(-images // stage.batch_size)
+            steps = epochs * count_batches(images, stage.batch_size)
             spent = {"epochs": epochs, "steps": steps, "images": epochs * images}
             budget.append({"task": task.index, "stage": stage.name, **spent})
             if method.host.memory is not None:

@@ -28,6 +28,10 @@ from flashback.training.checkpoints import Checkpoints
 from flashback.training.packing import PORTION, WHOLE
 from flashback.training.trainer import History, Keeper, Observer, Trainer, TrainingResult
 
+SINGLE_IMAGE = (
+    "batch norm has nothing to compare a single image with, in a network whose last maps are single pixels; raise "
+    "training.batch_size, host.minibatch or host.memory_size, or use larger images"
+)
 LACK_OF_MEMORY = (
     "the device has run out of memory; lower training.batch_size or training.evaluation_batch, or what the host keeps"
 )
@@ -79,7 +83,7 @@ def build_host(
     if isinstance(config, str):
         find_hosts()
         config = configure(config, benchmark.name, settings=dotted_keys(HOSTS[config], settings))
-    with saying_what_to_lower():
+    with saying_what_to_change():
         host = HOSTS[config.host.name](config, benchmark, device)
     host.check()
     return host
@@ -122,7 +126,7 @@ def run(
     prepare_device(config, device, precision)
     benchmark = open_benchmark(config, data)
     method = build_method(config, benchmark, device)
-    with saying_what_to_lower():
+    with saying_what_to_change():
         if out is None:
             return Trainer(method, benchmark, observers, precision=precision).run()
         folder = RunFolder.open(Path(out), to_dict(config), ignored=["checkpoint"], resolve=resolved)
@@ -136,6 +140,8 @@ def train(
 ) -> TrainingResult:
     """Train a host, bare or wrapped, with the precision and determinism its configuration asks for."""
     host = method.host
+    own, given = ((each.checksum, each.order, each.sizes) for each in (host.benchmark, benchmark or host.benchmark))
+    within(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
     precision = select_precision(host.config, host.device)
     prepare_device(host.config, host.device, precision)
     return Trainer(method, benchmark or host.benchmark, observers, precision=precision).run()
@@ -186,13 +192,17 @@ def resume(path: str | Path, **options: Any) -> TrainingResult:
 
 
 @contextmanager
-def saying_what_to_lower() -> Iterator[None]:
+def saying_what_to_change() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_lack_of_memory(error):
             raise
         raise FlashbackError(LACK_OF_MEMORY) from None
+    except ValueError as error:
+        if "Expected more than 1 value per channel" not in str(error):
+            raise
+        raise FlashbackError(SINGLE_IMAGE) from None
 
 
 def is_lack_of_memory(error: Exception) -> bool:

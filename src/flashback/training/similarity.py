@@ -92,6 +92,13 @@ def check_roles(folders: Mapping[str, Path], configs: Mapping[str, RunConfig]) -
         f"{folders['reference']} is a run of {reference.host.name}, which learns task by task; "
         "the reference is one that saw all tasks at once (joint)",
     )
+    shares = {name: config.benchmark.validation for name, config in configs.items()}
+    held_out = {(share, configs[name].seed if share else None) for name, share in shares.items()}
+    within(
+        len(held_out) == 1,
+        "the runs hold out other images for validation, so CKA would look at images that some of them were trained on; "
+        "give runs without benchmark.validation, or with the same share and seed",
+    )
     if host.seed != flashback.seed:
         warnings.warn(
             f"the first two runs have the seeds {host.seed} and {flashback.seed}: they differ by more than flashback",
@@ -122,7 +129,7 @@ def check_same_images(first: Benchmark, second: Benchmark) -> None:
 
 def layers_of(host: Host) -> Mapping[str, nn.Module]:
     """The layers of the last stage of the network that the host predicts with."""
-    backbone = getattr(getattr(host, "student", None) or host.net, "backbone", None)
+    backbone = getattr(host.predictor(), "backbone", None)
     if not isinstance(backbone, Backbone):
         raise FlashbackError(
             f"{host.settings.name} predicts with several modules; CKA compares networks with one backbone"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flashback.batches import Stream, fetch
+from flashback.batches import Stream, count_batches, fetch, split_batches
 from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host, copy_tensors
@@ -192,9 +192,8 @@ class Trainer:
             self.seed_generators(*key)
             self.history.budget.append({"task": task.index, "stage": stage.name, "steps": 0, "images": 0})
             self.count_bytes()
-            self.emit(
-                "stage", stage=stage.name, epochs=stage.epochs, steps_per_epoch=-(-len(stream) // stage.batch_size)
-            )
+            steps = count_batches(len(stream), stage.batch_size)
+            self.emit("stage", stage=stage.name, epochs=stage.epochs, steps_per_epoch=steps)
             self.position = Position(task.index, self.position.stage, begun=True)
         for epoch in range(self.position.epoch, stage.epochs):
             self.run_epoch(stage, stream, epoch, stream.order(*key, epoch))
@@ -208,7 +207,7 @@ class Trainer:
         set_rate(self.step.optimiser, rate)
         stage.before_epoch(epoch)
         spent = self.history.budget[-1]
-        batches = torch.split(order, stage.batch_size)
+        batches = split_batches(order, stage.batch_size)
         self._trained_until = self.training_clock()
         for indices, raw in fetch(stream, batches[self.position.step :]):
             self.step(indices, raw)
