@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,9 +41,9 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks("python")) == 1
     assert len(blocks("python")[0].splitlines()) <= 50
     commands = [shlex.split(line) for block in blocks("console") for line in block.splitlines()]
-    assert [command[1] for command in commands] == ["compare", "run", "run", "list"]
-    (net,) = re.findall(r'^```python title="tiny_net.py"\n(.*?)^```', PAGE, flags=re.MULTILINE | re.DOTALL)
-    Path("tiny_net.py").write_text(net)
+    assert [command[1] for command in commands] == ["compare", "run", "compare", "run", "list"]
+    for name, code in re.findall(r'^```python title="(\w+.py)"\n(.*?)^```', PAGE, flags=re.MULTILINE | re.DOTALL):
+        Path(name).write_text(code)
     for command in commands:
         with pytest.raises(SystemExit) as end:
             main(command[1:])
@@ -51,11 +52,40 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert (comparison["failures"], comparison["equal_budget"]) == ({}, True)
     measured = {(row["setting"], row["metric"]) for row in comparison["rows"] if row["mean"]["flashback"] is not None}
     assert measured == {(s, m) for s in ("class_incremental", "task_incremental") for m in METRICS}
+    replayed = json.loads(Path("runs/er/comparison.json").read_text())
+    assert (replayed["failures"], replayed["equal_budget"]) == ({}, True)
     losses = [json.loads(line).get("losses", {}) for line in Path("runs/stronger/log.jsonl").read_text().splitlines()]
     assert {"task", "stability", "plasticity"} <= {name for terms in losses for name in terms}
     assert max(terms.get("plasticity", 0.0) for terms in losses) > 0
     assert "net: tiny\n" in Path("runs/tiny-net/config.yaml").read_text()
     assert re.search("tiny +Two convolutions and the mean over space", capsys.readouterr().out)
+
+
+def test_changed_code_is_not_taken_for_the_same_method(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--set", "benchmark.tasks=2", "--set", "training.epochs=1", "--set", "flashback.second_epochs=1"]
+    command = ["compare", "logit-anchor", "--host-file", "logit_anchor.py", "--seeds", "1", "--out", "runs/a", *small]
+    known = dict(HOSTS._entries)
+
+    def carry_out() -> object:
+        HOSTS._entries = dict(known)  # as in a new process
+        for name in [name for name in sys.modules if name.startswith("_flashback_host_")]:
+            del sys.modules[name]
+        with pytest.raises(SystemExit) as end:
+            main(command)
+        return end.value.code
+
+    assert carry_out() == 0
+    run = json.loads(Path("runs/a/host/seed-0/run.json").read_text())
+    assert re.fullmatch("[0-9a-f]{16}", run["must_match"]["code"])
+    assert carry_out() == 0
+    assert "Reused: 2 finished runs" in capsys.readouterr().out
+    Path("logit_anchor.py").write_text(blocks("python")[0].replace("strength: float = 0.1", "strength: float = 0.1  "))
+    assert carry_out() == 2
+    assert "was made with other code of this host or net" in capsys.readouterr().err
+
+
+def test_a_host_of_the_package_has_no_code_of_its_own() -> None:
+    assert outside.outside_code("icarl", "resnet18") == outside.outside_code("icarl", "") == {}
 
 
 def test_a_file_may_register_a_net_alone() -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from flashback.batches import Batch
 from flashback.config import not_negative
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
 from flashback.knowledge import Support
-from flashback.nets import Output, together
+from flashback.nets import Output
 
 
 @dataclass(frozen=True)
@@ -26,23 +25,12 @@ class DER(ReplayHost):
     """Cross-entropy on new images, squared error to stored targets on replayed ones."""
 
     Settings = DERSettings
-    draws: ClassVar[int] = 1
-
-    def forward(self, batch: Batch) -> ReplayStep:
-        recalled = self.recall(self.draws)
-        output, *answers = together(self.net, [batch.x, *(own.x for own in recalled)])
-        return ReplayStep(batch, output, self.answered(recalled, answers))
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
         terms = {"task": cross_entropy(step.output.logits, step.batch.y)}
         if step.draws:
             terms["stability"] = self.stability(step)
         return terms
-
-    def after_step(self, step: ReplayStep) -> None:
-        """Offer the raw images to the reservoir, with the answers to their augmented views from before the step."""
-        targets = self.response(step.output)
-        self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, targets=targets)
 
     def response(self, output: Output) -> Tensor:
         return output.features if self.settings.targets == "embeddings" else output.logits

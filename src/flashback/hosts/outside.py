@@ -68,6 +68,17 @@ def execute(path: Path, source: bytes, name: str) -> None:
         raise FlashbackError(f"--host-file {path} cannot be used ({in_one_line(problem)})") from None
 
 
+def outside_code(host: str, net: str) -> dict[str, str]:
+    """A digest of the files from outside that a host and its net are made in; nothing where there are none."""
+    made = [HOSTS[host], *([NETS[net]] if net in NETS else [])]
+    modules = [sys.modules[entry.__module__] for entry in made if not entry.__module__.startswith("flashback.")]
+    named: list[str | None] = [getattr(module, "__file__", None) for module in modules]  # a notebook has none
+    files = {Path(file) for file in named if file is not None}
+    if not files:
+        return {}
+    return {"code": hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]}
+
+
 def in_one_line(problem: BaseException) -> str:
     """The kind of an exception and what it says; for a syntax error the line."""
     if isinstance(problem, SyntaxError) and problem.lineno:

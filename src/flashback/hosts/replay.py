@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from flashback.batches import Batch
 from flashback.config import HostSettings, at_least_one, not_negative, within
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Step
 from flashback.knowledge import Support, squared_error
 from flashback.memory import Field, Memory
-from flashback.nets import Net, Output
+from flashback.nets import Net, Output, together
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,11 @@ class ReplayHost(Host):
     Plasticity acts where stability does: on the first draw, over all columns, with the same distance (Eq. 16 and 21).
     """
 
+    Settings: ClassVar[type[HostSettings]] = ReplaySettings
     family = "replay"
     memory: Memory
     net: Net
+    draws: ClassVar[int] = 1  # of a step, each independent of the others
 
     def build(self) -> None:
         super().build()
@@ -108,6 +111,18 @@ class ReplayHost(Host):
     def answered(self, recalled: Sequence[Recalled], outputs: Sequence[Output]) -> list[Draw]:
         pairs = zip(recalled, outputs, strict=True)
         return [Draw(own.slots, self.memory.labels[own.slots], output) for own, output in pairs]
+
+    # ------------------------------------------------------------ a batch
+
+    def forward(self, batch: Batch) -> ReplayStep:
+        recalled = self.recall(self.draws)
+        output, *answers = together(self.net, [batch.x, *(own.x for own in recalled)])
+        return ReplayStep(batch, output, self.answered(recalled, answers))
+
+    def after_step(self, step: ReplayStep) -> None:
+        """Offer the raw images to the reservoir, with the answers to their augmented views from before the step."""
+        targets = self.response(step.output)
+        self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, targets=targets)
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
         first: Draw = step.draws[0]

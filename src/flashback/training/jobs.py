@@ -16,7 +16,7 @@ from typing import Any
 from flashback.benchmarks.load import fetch_data, missing_data
 from flashback.config import RunConfig, within
 from flashback.errors import FlashbackError
-from flashback.hosts.outside import find_hosts, in_one_line
+from flashback.hosts.outside import find_hosts, in_one_line, outside_code
 from flashback.recipes import config_from_dict, resolved
 from flashback.records import RunFolder, differing_keys, read_config, read_record
 from flashback.training.beginnings import SHARED, first_task_settings
@@ -96,9 +96,18 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
         )
     if not (job.folder / "results.json").exists():
         return False
+    check_code(job)
     if checksum is not None and read_record(job.folder).run.get("data_checksum") != checksum:
         raise FlashbackError(f"{job.folder} holds a run on other data; choose another --out")
     return True
+
+
+def check_code(job: Job) -> None:
+    """Refuse a finished run of a host or a net from a file that has changed since."""
+    known = read_record(job.folder).run.get("must_match")
+    before = known.get("code") if isinstance(known, dict) else None
+    now = outside_code(job.config["host"]["name"], job.config["host"]["net"]).get("code")
+    within(before == now, f"{job.folder} was made with other code of this host or net; choose another --out")
 
 
 def benchmarks_of(jobs: Sequence[Job]) -> list[str]:

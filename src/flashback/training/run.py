@@ -19,7 +19,7 @@ from flashback.benchmarks import Benchmark, load_benchmark
 from flashback.config import RunConfig, TrainingConfig, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import HOSTS, Host
-from flashback.hosts.outside import find_hosts
+from flashback.hosts.outside import find_hosts, outside_code
 from flashback.plugin import Flashback
 from flashback.recipes import config_from_dict, configure, resolved
 from flashback.records import RunFolder, differing_keys, is_finished, read_config
@@ -267,7 +267,13 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
         "device_type": device.type,
         "precision": precision,
         "deterministic": device.type == "cpu" or not config.fast,
-        "must_match": {"device": name, "precision": precision, **share_of(device), **versions()},
+        "must_match": {
+            "device": name,
+            "precision": precision,
+            **share_of(device),
+            **outside_code(config.host.name, config.host.net),
+            **versions(),
+        },
         "versions": versions(),
         "commit": commit(),
     }
