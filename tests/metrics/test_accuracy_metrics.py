@@ -106,6 +106,22 @@ def test_plasticity() -> None:
     assert stability_plasticity_ratio([[50.0], [20.0, 0.0]]) is None
 
 
+@pytest.mark.parametrize("learned", [20.0, 60.0])
+def test_of_negative_forgetting_there_is_no_ratio(learned: float) -> None:
+    """It would be lower, hence better, where the last task was learned worse."""
+    gained = [[40.0], [50.0, learned]]
+    assert forgetting(gained) == -10
+    assert stability_plasticity_ratio(gained) is None
+    assert summarise(gained, [1, 1])["stability_plasticity_ratio"] is None
+    assert stability_plasticity_ratio([[40.0], [40.0, learned]]) == 0
+
+
+def test_what_sums_leave_of_zero_is_no_gain() -> None:
+    kept = [[0.3, None, None], [0.3, 0.1, None], [0.1 + 0.2, 0.1, 50.0]]
+    assert -1e-15 < forgetting(kept) < 0
+    assert stability_plasticity_ratio(kept) == 0
+
+
 def test_summary_has_every_metric() -> None:
     assert summarise(MATRIX, SIZES, ZERO_SHOT, UNTRAINED) == pytest.approx(
         {

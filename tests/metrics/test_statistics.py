@@ -16,7 +16,8 @@ from flashback.metrics import (
     paired_test,
     verdict,
 )
-from flashback.metrics.statistics import holm
+from flashback.metrics.numbers import signed
+from flashback.metrics.statistics import holm, interval
 
 # Average accuracies printed in the paper: the host, and with flashback; class- (CI) and task-incremental (TI).
 PRINTED = {
@@ -171,6 +172,16 @@ def test_verdict(test: PairedTest, words: list[str]) -> None:
     sentence = verdict(test)
     assert all(word in sentence for word in words), sentence
     assert ("care" in sentence) == (test.p is not None and test.pairs < 5)
+
+
+@pytest.mark.parametrize("value", [0.005 - 1e-14, 2.355 + 1e-13, -0.001, 12.5])
+def test_a_sentence_has_the_numbers_of_a_table(value: float) -> None:
+    """What sums leave in the last bits gives no number two texts."""
+    for test in (made(value, 0.5, 4), made(value, None, 4), made(value, None, 1)):
+        assert f"{signed(round(value, 6))}" in verdict(test)
+    test = made(value, 0.5, 4)
+    assert f"{interval(test)}, p = 0.5" in verdict(test)
+    assert interval(test) == f"{signed(value - 1)} to {signed(value + 1)}"
 
 
 def test_less_is_better_for_forgetting() -> None:

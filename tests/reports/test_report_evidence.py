@@ -284,6 +284,33 @@ def test_what_may_explain_a_difference_to_an_anchor_is_measured(tmp_path: Path) 
     assert "lucir comes nearest to the published value with one thing changed (host.columns all): 45.00 (+3.27)" in says
 
 
+def test_anchors_and_what_is_changed_of_them_are_means_over_the_same_seeds(tmp_path: Path) -> None:
+    """By another classifier and with a setting changed, at two seeds."""
+
+    def write(job: Job, seed: int, value: float, by_other: float = 0.0) -> None:
+        flat = {name: [[at] * (k + 1) for k in range(10)] for name, at in (("own", value), ("other", by_other))}
+        path = write_run(
+            tmp_path / job.name / str(seed), job.config | {"seed": seed}, dict.fromkeys(SETTINGS, flat["own"])
+        )
+        results = json.loads((path / "results.json").read_text())
+        results["classifiers"]["other"] = made_results(dict.fromkeys(SETTINGS, flat["other"]))["classifiers"]["linear"]
+        (path / "results.json").write_text(json.dumps(results))
+
+    anchor = next(filter(of_host("icarl"), jobs_of("anchors")))
+    switch = next(filter(of_host("icarl"), jobs_of("anchor-switches")))
+    for seed, values in {123: (53.0, 50.0, 49.0), 246: (57.0, 30.0, 55.0)}.items():
+        write(anchor, seed, *values[:2])
+        write(switch, seed, values[2])
+    page = page_of(tmp_path)
+    own = section(page, "Are the hosts right?")
+    assert row(own, "icarl", "the same runs by their other classifier")[2:] == [
+        "49.82", "40.00", "-9.82", "18.07", "0.00", "2",
+    ]  # fmt: skip
+    assert row(own, "icarl", "host.columns all")[2:] == ["49.82", "52.00", "+2.18", "18.07", "0.00", "2"]
+    assert own.count("host.columns all") == 1
+    assert "icarl comes nearest to the published value with one thing changed (host.columns all): 52.00 (+2.18)" in page
+
+
 def test_a_record_without_a_later_setting_has_its_default(tmp_path: Path) -> None:
     job = next(filter(of_host("lwf-mc"), jobs_of("anchors")))
     config = copy.deepcopy(job.config)
@@ -365,7 +392,7 @@ def test_a_chosen_weight_that_is_the_recipes_needs_no_further_runs(tmp_path: Pat
 @pytest.mark.parametrize(
     ("shifts", "words"),
     [
-        ((1.0, -1.0, 0.3), "no difference was found; with 3 seeds one of less than {half} points could not have been"),
+        ((1.0, -1.0, 0.3), "no difference was found; differences from {interval} are not ruled out (3 seeds)"),
         ((3.0, 3.1, 2.9), "they differ by +3.00 (p 0.00037)"),
         ((0.5, 0.5, 0.5), "no test is possible"),
     ],
@@ -377,8 +404,8 @@ def test_precisions_are_compared_in_pairs(tmp_path: Path, shifts: tuple[float, .
     low, high = confidence_interval(shifts) or (0.0, 0.0)
     page = page_of(tmp_path)
     cells = row(section(page, "Does the precision matter?"), "icarl")
-    said = words.format(half=f"{(high - low) / 2:.2f}")
-    assert cells[1].startswith(said)
+    said = words.format(interval=f"{low:+.2f} to {high:+.2f}")
+    assert cells[1] == said
     assert cells[2] == "3"
     assert cells[5] == f"{sum(shifts) / 3:+.2f}"
     assert cells[6] == (f"{low:+.2f} to {high:+.2f}" if high - low > 1e-6 else "–")
@@ -583,6 +610,69 @@ def test_arms_computed_otherwise_are_not_paired(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     assert row(page, "lucir", "AA", "Table 1")[-1] == "–"
     assert "computed in fp32, deterministically; the runs it belongs to were computed in bf16" in page
+
+
+OTHER_DATA: list[tuple[dict[str, Any], str]] = [
+    ({"data_checksum": "other"}, "data_checksum"),
+    ({"class_order": [1, 0, *range(2, 20)]}, "class_order"),
+    ({"data_checksum": "other", "class_order": [1, 0]}, "class_order and data_checksum"),
+]
+
+
+@pytest.mark.parametrize(("other", "words"), OTHER_DATA)
+@pytest.mark.parametrize("seed", [None, 246])
+def test_runs_on_other_data_are_left_out_and_named(
+    tmp_path: Path, other: dict[str, Any], words: str, seed: int | None
+) -> None:
+    """One arm of a host, at all of its seeds or at one: what the other hosts of the page learned from decides."""
+    write_sweep(tmp_path, "evidence", gain(1.0), of_host("oewc"))
+    names = []
+    for job in filter(of_host("lucir"), jobs_of("evidence")):
+        odd = job.arm == FLASHBACK and seed in (None, job.seed)
+        names += [job.name] if odd else []
+        write_job(tmp_path, job, 9.0 if odd else 0.0, **(other if odd else {}))
+    page = page_of(tmp_path)
+    told = [line for line in section(page, "Left out").splitlines() if line]
+    assert len(names) == len(told) == (3 if seed is None else 1)
+    for name, line in zip(sorted(names), sorted(told), strict=True):
+        assert line.startswith(
+            f"- {name}: not the {words.replace('_', chr(92) + '_')} that most runs on split-cifar100 ha"
+        )
+    assert row(page, "lucir", "AA", "Table 1")[-1] == ("–" if seed is None else "+0.00")
+    assert row(page, "oewc", "AA", "Table 1")[-1] == "+1.00"
+    assert "## Other records" not in page
+
+
+def test_a_tuned_run_on_other_data_is_no_third_arm(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "tuning", lambda job: {0.1: 3.0}.get(job.config["flashback"]["alpha"], 0.0), of_host("icarl"))
+    write_sweep(tmp_path, "evidence", gain(1.0), of_host("icarl"))
+    job = next(job for job in jobs_of("evidence") if of_host("icarl")(job) and job.arm == FLASHBACK)
+    config = job.config | {"flashback": job.config["flashback"] | {"alpha": 0.1}}
+    write_job(tmp_path / "tuned", replace(job, config=config), 4.0, data_checksum="other")
+    evidence = Evidence(read_report([tmp_path]))
+    assert evidence.tuned == {}
+    assert list(evidence.left_out) == [f"tuned/{job.name}"]
+
+
+def test_data_decide_among_runs_on_the_same_benchmark_alone(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "evidence", gain(1.0), of_host("oewc"))
+    for k, benchmark in enumerate(("split-fashion-mini", "split-cifar10")):
+        config, matrices = made_config("icarl", benchmark), {s: made_matrix(3) for s in SETTINGS}
+        write_run(tmp_path / benchmark, config, matrices, data_checksum=str(k), class_order=[k])
+    page = page_of(tmp_path)
+    assert "## Left out" not in page
+    assert "split-fashion-mini" in page.split("## Other records")[1]
+
+
+def test_seeds_without_a_ratio_are_not_counted(tmp_path: Path) -> None:
+    for job in filter(of_host("icarl"), jobs_of("evidence")):
+        gains = job.arm != FLASHBACK and job.seed == 123
+        write_job(tmp_path, job, *((-20.0, -3.0) if gains else (0.0, 5.0)))
+    page = page_of(tmp_path)
+    own = section(page, "Does flashback help at equal cost?")
+    assert row(own, "icarl", "AA", "Table 1")[3] == "3"
+    assert row(own, "icarl", "SPR", "Table 10")[3] == "2 and 3"
+    assert "- icarl: SPR, class-incremental, has no value at some seeds (host: 123)" in own.split("### Remarks")[1]
 
 
 def test_a_tuned_run_is_paired_with_hosts_computed_alike(tmp_path: Path) -> None:

@@ -137,6 +137,32 @@ def test_statistics_say_which_test_they_are(page: Page) -> None:
         assert page.says(words)
 
 
+@pytest.mark.parametrize(
+    ("seeds", "said"), [(1, ""), (3, "Of 2 tests at the 5 % level, 0.1 would be significant by chance alone.")]
+)
+def test_what_chance_alone_would_find_is_of_tests_that_were_done(tmp_path: Path, seeds: int, said: str) -> None:
+    write_comparison(tmp_path, seeds=seeds)
+    write_comparison(tmp_path / "xder", "xder", seeds=1)
+    page = page_of(tmp_path)
+    assert page.says("Paired t-test by seed, within a method")
+    assert page.says(said)
+    assert page.says("by chance alone") == bool(said)
+
+
+@pytest.mark.parametrize("shift", [-0.003, 0.005, 0.125])
+def test_a_chart_has_the_numbers_of_the_table(tmp_path: Path, shift: float) -> None:
+    for seed in range(2):
+        for arm, more in (("host", 0.0), ("flashback", shift + seed / 1000)):
+            config = made_config(seed=seed, flashback__enabled=arm == "flashback")
+            flat = [[50 + more] * (k + 1) for k in range(3)]
+            write_run(tmp_path / arm / str(seed), config, dict.fromkeys(SETTINGS, flat))
+    page = page_of(tmp_path)
+    answer, cells = page.data["pairings"][0]["answer"][SETTINGS[0]], page.row(SETTINGS[0], "average_accuracy")
+    assert answer["values"][0] == pytest.approx(shift + 0.0005)
+    assert answer["difference"] == cells[4]
+    assert answer["label"] == f"difference {cells[4]}, 95 % interval {cells[5]}"
+
+
 def test_printed_values_stand_beside_ours(page: Page) -> None:
     for words in (
         "49.82 (quoted)",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,13 @@ from flashback.metrics import (
     verdict,
 )
 from flashback.recipes import configure
-from flashback.reports import read_report
+from flashback.reports import csv_table, read_report
 from flashback.reports.pairings import Pairing
 from flashback.reports.payload import payload
 from flashback.reports.sections import remarks
 
 CI, TI = SETTINGS
+SPR = "stability_plasticity_ratio"
 
 
 def only(folder: Path) -> Pairing:
@@ -95,6 +98,32 @@ def test_a_seed_of_one_arm_alone_counts_for_its_mean_and_is_named(tmp_path: Path
     ]
 
 
+def test_seeds_without_a_ratio_are_named_and_counted_by_nothing(tmp_path: Path) -> None:
+    """Where earlier tasks gained there is no SPR; what is left is a mean over fewer seeds."""
+    write_comparison(tmp_path, seeds=3)
+    before = only(tmp_path).row(CI, SPR)
+    path = tmp_path / "host" / "seed-1" / "results.json"
+    results = json.loads(path.read_text())
+    results[CI]["matrix"][-1] = [99.0] * 4
+    path.write_text(json.dumps(results))
+    report = read_report([tmp_path])
+    after = report.pairings[0].row(CI, SPR)
+    assert after.values["host"] == before.values["host"] | {1: None}
+    assert (before.test.pairs, after.test.pairs) == (3, 2)
+    assert after.mean["host"] == pytest.approx(mean([before.values["host"][seed] for seed in (0, 2)]))
+    assert report.seed_remarks == [
+        "icarl on split-cifar100: SPR, class-incremental, has no value at some seeds (host: 1); mean, difference and "
+        "test leave them out."
+    ]
+    (line,) = [
+        line
+        for line in csv.DictReader(io.StringIO(csv_table(report)))
+        if (line["setting"], line["metric"]) == (CI, SPR)
+    ]
+    assert (line["host_seeds"], line["flashback_seeds"], line["pairs"]) == ("2", "3", "2")
+    assert report.pairings[0].row(CI).test.pairs == 3
+
+
 def test_of_one_arm_alone_no_seed_is_remarked_upon(tmp_path: Path) -> None:
     write_odd_seed(tmp_path)
     assert read_report([tmp_path]).seed_remarks == []
@@ -162,13 +191,46 @@ def test_arms_that_a_recipe_sets_up_differently_still_meet(tmp_path: Path) -> No
     pairing = only(tmp_path)
     assert pairing.row(CI).test.pairs == 2
     assert pairing.comparison.differing_settings == ["training.schedule"]
+    assert "equal budget, arms that also differ in training.schedule: " in pairing.answer(CI)
+
+
+@pytest.mark.parametrize("recipe", ["controlled", "anchor", "defaults", "mine.yaml"])
+def test_arms_of_different_settings_meet_where_a_published_recipe_has_them_alone(tmp_path: Path, recipe: str) -> None:
+    matrices = {setting: made_matrix(4) for setting in SETTINGS}
+    write_run(tmp_path / "host", made_config(recipe=recipe, training__lr=0.03), matrices)
+    write_run(tmp_path / "flashback", made_config(recipe=recipe, training__lr=0.5, flashback__enabled=True), matrices)
+    pairings = read_report([tmp_path]).pairings
+    assert sorted(pairing.arms for pairing in pairings) == [["flashback"], ["host"]]
+    assert all("nothing to compare" in pairing.answer(CI) for pairing in pairings)
+
+
+OTHER_DATA = [({"data_checksum": "0123456789"}, "data 01234567"), ({"class_order": [3, 1, 2]}, "class order [3, 1, 2]")]
+
+
+@pytest.mark.parametrize("recipe", ["controlled", "as-published"])
+@pytest.mark.parametrize(("other", "words"), OTHER_DATA)
+def test_arms_that_learned_from_other_data_do_not_meet(
+    tmp_path: Path, recipe: str, other: dict[str, Any], words: str
+) -> None:
+    """Neither with the same settings nor with those that a recipe sets up differently."""
+    matrices = {setting: made_matrix(4) for setting in SETTINGS}
+    for seed in range(2):
+        host = made_config(seed=seed, recipe=recipe)
+        schedule = "none" if recipe == "as-published" else host["training"]["schedule"]
+        flashback = made_config(seed=seed, recipe=recipe, flashback__enabled=True, training__schedule=schedule)
+        write_run(tmp_path / f"host{seed}", host, matrices)
+        write_run(tmp_path / f"flashback{seed}", flashback, matrices, **other)
+    pairings = read_report([tmp_path]).pairings
+    assert sorted(pairing.arms for pairing in pairings) == [["flashback"], ["host"]]
+    assert recipe == "as-published" or any(words in pairing.name for pairing in pairings)
 
 
 def test_arms_of_different_settings_do_not_meet_where_it_is_not_clear_which(tmp_path: Path) -> None:
     matrices = {setting: made_matrix(4) for setting in SETTINGS}
     for index, lr in enumerate((0.1, 0.2)):
-        write_run(tmp_path / f"host{index}", made_config(training__lr=lr), matrices)
-    write_run(tmp_path / "flashback", made_config(training__lr=0.4, flashback__enabled=True), matrices)
+        write_run(tmp_path / f"host{index}", made_config(recipe="as-published", training__lr=lr), matrices)
+    config = made_config(recipe="as-published", training__lr=0.4, flashback__enabled=True)
+    write_run(tmp_path / "flashback", config, matrices)
     assert [pairing.arms for pairing in read_report([tmp_path]).pairings] == [["host"], ["host"], ["flashback"]]
 
 
@@ -184,7 +246,7 @@ def test_runs_on_other_data_are_kept_apart(tmp_path: Path) -> None:
     write_comparison(tmp_path / "a")
     write_comparison(tmp_path / "b", run={"data_checksum": "other"})
     names = [pairing.name for pairing in read_report([tmp_path]).pairings]
-    assert names == ["icarl on split-cifar100", "icarl on split-cifar100 #2"]
+    assert names == ["icarl on split-cifar100 (data made)", "icarl on split-cifar100 (data other)"]
 
 
 def test_other_devices_are_remarked_upon(tmp_path: Path) -> None:
@@ -258,11 +320,11 @@ def test_older_records_are_named_by_what_a_later_setting_was_then(tmp_path: Path
 
 def test_arms_that_a_recipe_sets_up_differently_meet_across_versions(tmp_path: Path) -> None:
     matrices = {setting: made_matrix(4) for setting in SETTINGS}
-    host = resolved_config(0, False, "benchmark.validation")
+    host = resolved_config(0, False, "benchmark.validation", recipe="as-published")
     host["training"]["lr"] = 0.5
     write_run(tmp_path / "host", host, matrices)
-    write_run(tmp_path / "flashback", resolved_config(0, True), matrices)
-    assert only(tmp_path).comparison.differing_settings == ["training.lr"]
+    write_run(tmp_path / "flashback", resolved_config(0, True, recipe="as-published"), matrices)
+    assert only(tmp_path).comparison.differing_settings == ["host.penalty", "training.lr"]  # the first is the recipe's
 
 
 # ---------------------------------------------------------------- the paper's tests

@@ -47,6 +47,12 @@ def test_values_are_found_for_the_runs_they_are_about(
     assert {(cell.where, cell.value["host"], cell.value["flashback"]) for cell in found} == expected
 
 
+@pytest.mark.parametrize("host", ["icarl", "lucir"])
+def test_runs_with_so_many_images_a_class_are_not_those_with_a_fixed_memory(host: str) -> None:
+    assert printed_for(made_config(host))
+    assert printed_for(made_config(host, host__memory_per_class=5)) == []
+
+
 def test_a_quoted_value_says_so_and_names_the_own_run() -> None:
     (cell,) = [c for c in printed_for(made_config("xder", "split-cifar100")) if c.where == "Table 1"]
     assert cell.text("host") == "59.14 (quoted), 57.57 (own run)"
@@ -69,6 +75,8 @@ def test_what_does_not_follow_from_the_tables_is_found(benchmark: str, parts: li
     assert len(sentences) == len(parts)
     for sentence, expected in zip(sentences, parts, strict=True):
         assert all(part in sentence for part in expected)
+        assert "None" not in sentence
+        assert "memory_per_class" not in sentence
 
 
 def test_forgetting_and_ratio_imply_the_accuracy_on_the_last_task() -> None:

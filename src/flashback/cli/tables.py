@@ -14,7 +14,17 @@ from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord
-from flashback.reports.words import TITLES, interval, number, probability, signed, spread, unmatched_seeds
+from flashback.reports.words import (
+    TITLES,
+    interval,
+    number,
+    plural,
+    probability,
+    signed,
+    spread,
+    unmatched_seeds,
+    unvalued_seeds,
+)
 from flashback.training.compare import METRICS, Comparison, Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, group_failures
@@ -163,12 +173,15 @@ def comparison_notes(comparison: Comparison) -> Iterable[str]:
     """What a reader has to know besides the numbers."""
     if said := unmatched_seeds(comparison):
         yield said
+    yield from unvalued_seeds(comparison)
     if comparison.differing_settings:
         yield f"The settings differ between the arms: {', '.join(comparison.differing_settings)}."
     if comparison.differing_surroundings:
         yield f"Not all runs were made alike: {', '.join(comparison.differing_surroundings)} differ."
     if comparison.reused:
-        yield f"Reused: {len(comparison.reused)} finished run{'s' * (len(comparison.reused) > 1)}."
+        yield f"Reused: {plural(len(comparison.reused), 'finished run')}."
+    if seeds := comparison.further_seeds:
+        yield f"Of the folder, finished already and counted too: seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}."
     yield comparison.sentence
 
 

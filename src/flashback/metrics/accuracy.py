@@ -19,6 +19,7 @@ Matrix = Sequence[Sequence[float | None]] | NDArray[Any]
 Values = Sequence[float | None] | NDArray[Any]
 Variant = Literal["chaudhry", "paper", "mammoth"]
 OF_THE_END = ("average_accuracy", "last_accuracy_images", "new_task_accuracy")  # metrics of the last row alone
+ROUNDING = 1e-9  # what sums of percentages may leave of zero
 
 
 def average_accuracies(matrix: Matrix, weights: Values | None = None) -> list[float]:
@@ -93,9 +94,14 @@ def mean_new_task_accuracy(matrix: Matrix) -> float:
 
 
 def stability_plasticity_ratio(matrix: Matrix, variant: Variant = "chaudhry") -> float | None:
-    """SPR: forgetting in percent of the accuracy on the last task; lower is better, None where undefined."""
+    """SPR: forgetting in percent of the accuracy on the last task; lower is better, None where there is no ratio.
+
+    Of negative forgetting there is none: the worse the last task were learned, the lower it would be.
+    """
     forgotten, learned = forgetting(matrix, variant), new_task_accuracy(matrix)
-    return None if forgotten is None or learned == 0 else 100 * forgotten / learned
+    if forgotten is None or learned == 0 or forgotten < -ROUNDING:
+        return None
+    return 100 * max(0.0, forgotten) / learned
 
 
 def summarise(

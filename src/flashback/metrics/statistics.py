@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flashback.errors import FlashbackError
 from flashback.metrics.accuracy import Matrix, average_accuracies
+from flashback.metrics.numbers import ABSENT, probability, signed
 
 Sample = Sequence[float] | NDArray[Any]
 Paired = Mapping[Any, float | None] | Sequence[float | None]
@@ -96,18 +97,21 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def interval(test: PairedTest) -> str:
+    return ABSENT if test.low is None or test.high is None else f"{signed(test.low)} to {signed(test.high)}"
+
+
 def verdict(test: PairedTest, higher_is_better: bool = True) -> str:
-    """One honest sentence about a paired test, at the 5 % level; zero has no sign but plus."""
+    """One honest sentence about a paired test, at the 5 % level."""
     if test.difference is None:
         return "There is no pair to compare."
     pairs = f"{test.pairs} pair{'s' * (test.pairs > 1)} (one per {test.unit})"
     if test.pairs < 2:
-        return f"Too few pairs for a test: flashback changes this by {test.difference:+z.2f} in {pairs}."
+        return f"Too few pairs for a test: flashback changes this by {signed(test.difference)} in {pairs}."
     if test.p is None:
-        return f"No test is possible: flashback changes this by exactly {test.difference:+z.2f} in each of {pairs}."
-    numbers = (
-        f"{test.difference:+z.2f}, 95 % interval {test.low:+z.2f} to {test.high:+z.2f}, {_probability(test.p)}, {pairs}"
-    )
+        return f"No test is possible: flashback changes this by exactly {signed(test.difference)} in each of {pairs}."
+    p = probability(test.p, equals="= ")
+    numbers = f"{signed(test.difference)}, 95 % interval {interval(test)}, p {p}, {pairs}"
     few = f"; fewer than {FEW} pairs, so read it with care" if test.pairs < FEW else ""
     if test.p >= 0.05:
         return f"No significant difference at the 5 % level ({numbers}){few}."
@@ -131,7 +135,3 @@ def _keyed(values: Paired) -> Mapping[Hashable, float | None]:
 
 def _flat(table: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], float | None]:
     return {(method, setting): value for method, row in table.items() for setting, value in row.items()}
-
-
-def _probability(p: float) -> str:
-    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"

@@ -10,7 +10,16 @@ from flashback.reports.gathered import AA, CLASS_INCREMENTAL, FORGETTING, LEARNI
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.planned import Study
 from flashback.reports.reading import Similarity
-from flashback.reports.words import SETTING_TITLES, SIGNIFICANT, direction, number, plural, probability, signed
+from flashback.reports.words import (
+    SETTING_TITLES,
+    SIGNIFICANT,
+    direction,
+    interval,
+    number,
+    plural,
+    probability,
+    signed,
+)
 from flashback.training.compare import Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
@@ -194,12 +203,13 @@ def about_precision(evidence: Evidence) -> Iterator[str]:
 
 
 def precision_in_words(test: PairedTest) -> str:
-    if test.p is None or test.low is None or test.high is None:
+    if test.p is None:
         return "no test is possible"
     if test.p < SIGNIFICANT:
         return f"they differ by {signed(test.difference)} (p {probability(test.p)})"
-    unseen = number((test.high - test.low) / 2)
-    return f"no difference was found; with {test.pairs} seeds one of less than {unseen} points could not have been seen"
+    return (
+        f"no difference was found; differences from {interval(test)} are not ruled out ({plural(test.pairs, 'seed')})"
+    )
 
 
 def above_the_floor(study: Study, setting: str) -> Iterator[str]:

@@ -49,6 +49,7 @@ from flashback.reports.words import (
     number,
     plural,
     probability,
+    seeds_with_value,
     signed,
     spread,
 )
@@ -156,8 +157,8 @@ def switches(evidence: Evidence) -> Lines:
             away = signed(found.off_by(one.accuracy))
             forgetting = [number(found.anchor.forgetting), number(one.forgetting)]
             accuracies = [number(found.anchor.average_accuracy), number(one.accuracy), away]
-            rows.append([found.pairing.name, one.words, *accuracies, *forgetting])
-    head = ("host", "what is changed", "AA, published", "AA, here", "difference", "F, published", "F, here")
+            rows.append([found.pairing.name, one.words, *accuracies, *forgetting, str(one.seeds)])
+    head = ("host", "what is changed", "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
     intro = ["", "The same with one thing changed, as other implementations have it:"] if rows else []
     return [*intro, *table(head, rows, texts=2), *missing(evidence.switches)]
 
@@ -460,8 +461,8 @@ def bold(setting: str) -> Lines:
 
 
 def seeds_of(row: Row) -> str:
-    """How many seeds the arms have; two numbers where they differ."""
-    counts = [str(len(row.values[arm])) for arm in ARMS if row.values[arm]]
+    """How many seeds of the arms have a value; two numbers where they differ."""
+    counts = [str(seeds_with_value(row, arm)) for arm in ARMS if row.values[arm]]
     return " and ".join(dict.fromkeys(counts))
 
 

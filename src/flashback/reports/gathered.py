@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from flashback.config import FlashbackConfig
 from flashback.metrics import PairedTest, mean, paired_test
-from flashback.records import differing_keys
+from flashback.records import RunRecord, differing_keys
 from flashback.reports.pairings import Pairing, Report
-from flashback.reports.planned import Study, choose_alike, deciding, how_computed, is_of, pair_up, read_study
+from flashback.reports.planned import (
+    Study,
+    choose_alike,
+    deciding,
+    how_computed,
+    is_of,
+    on_one_data,
+    pair_up,
+    read_study,
+)
 from flashback.reports.printed import Anchor, anchor_of
 from flashback.reports.reading import Run
 from flashback.reports.words import written
@@ -25,11 +35,18 @@ NEAR = 2.0  # points of accuracy within which a host counts as that of a publica
 
 @dataclass(frozen=True)
 class Switched:
-    """What an anchor comes to with one thing changed."""
+    """What an anchor comes to with one thing changed: means over seeds."""
 
     words: str
     accuracy: float
     forgetting: float
+    seeds: int
+
+    @classmethod
+    def of(cls, words: str, records: Sequence[RunRecord]) -> Switched:
+        measured = [record.results[CLASS_INCREMENTAL] for record in records]
+        accuracy, forgetting = (fmean(one[metric] for one in measured) for metric in (AA, FORGETTING))
+        return cls(words, accuracy, forgetting, len(records))
 
 
 @dataclass(frozen=True)
@@ -128,9 +145,10 @@ class Evidence:
 
     def __init__(self, report: Report) -> None:
         def study(sweep: str, folder: str) -> Study:
-            return read_study(sweep, folder, report.runs)
+            return read_study(sweep, folder, self.runs)
 
         self.report = report
+        self.runs, self.on_other_data = on_one_data(report.runs)
         self.anchors = study("anchors", "anchors")
         self.switches = study("anchor-switches", "anchor-switches")
         self.controlled = study("evidence", "controlled")
@@ -147,17 +165,18 @@ class Evidence:
         for pairing in self.anchors.pairings:
             anchor = anchor_of(pairing.any_run.benchmark, pairing.name)
             if anchor is not None:
-                switched = [*by_other_classifiers(pairing.any_run), *self.anchors_switched(pairing.any_run)]
+                switched = [*by_other_classifiers(pairing), *self.anchors_switched(pairing.any_run)]
                 found.append(Anchored(pairing, anchor, switched))
         return found
 
-    def anchors_switched(self, anchor: Run) -> Iterator[Switched]:
-        for run in self.switches.runs:
-            if run.host == anchor.host:
-                settings = deciding(run.settings)
-                changed = differing_keys(deciding(anchor.settings), settings)
-                words = ", ".join(f"{key} {written(settings[key])}" for key in changed)
-                yield Switched(words, *accuracy_and_forgetting(run.record.results))
+    def anchors_switched(self, anchor: Run) -> list[Switched]:
+        switched: dict[str, list[RunRecord]] = {}
+        for run in (run for run in self.switches.runs if run.host == anchor.host):
+            settings = deciding(run.settings)
+            changed = differing_keys(deciding(anchor.settings), settings)
+            words = ", ".join(f"{key} {written(settings[key])}" for key in changed)
+            switched.setdefault(words, []).append(run.record)
+        return [Switched.of(words, records) for words, records in switched.items()]
 
     @cached_property
     def variants(self) -> list[Variant]:
@@ -181,11 +200,7 @@ class Evidence:
         found = {}
         for host, trial in self.chosen.items():
             job = self.controlled.job(host, FLASHBACK)
-            arm = [
-                run
-                for run in self.report.runs
-                if is_of(run, job, free=["flashback.alpha"]) and alpha(run) == alpha(trial)
-            ]
+            arm = [run for run in self.runs if is_of(run, job, free=["flashback.alpha"]) and alpha(run) == alpha(trial)]
             both = [*self.controlled.of(self.controlled.job(host, HOST)), *arm]
             if arm:
                 found[host] = choose_alike((run, run.arm, how_computed(run, job)) for run in both)
@@ -222,25 +237,23 @@ class Evidence:
     @property
     def others(self) -> list[Run]:
         """Runs that no section asks for."""
-        return [run for run in self.report.runs if run.name not in self.shown | self.left_out.keys()]
+        return [run for run in self.runs if run.name not in self.shown | self.left_out.keys()]
 
     @cached_property
     def left_out(self) -> dict[str, str]:
         """What could not be read, and runs that were asked for but stand in no section."""
         reasons = [*(study.left_out for study in self.studies), *(why for _, why in self.with_tuned.values())]
         unshown = {name: why for one in reasons for name, why in one.items() if name not in self.shown}
-        return self.report.skipped | unshown
+        return self.report.skipped | self.on_other_data | unshown
 
 
-def by_other_classifiers(run: Run) -> Iterator[Switched]:
-    """The same run, its test images told apart by another classifier than the host's own."""
-    for name, record in run.others.items():
-        yield Switched(f"the same run by its {name} classifier", *accuracy_and_forgetting(record.results))
-
-
-def accuracy_and_forgetting(results: Mapping[str, Any]) -> tuple[float, float]:
-    measured = results[CLASS_INCREMENTAL]
-    return float(measured[AA]), float(measured[FORGETTING])
+def by_other_classifiers(pairing: Pairing) -> list[Switched]:
+    """The same runs, their test images told apart by another classifier than the host's own."""
+    runs = pairing.of(HOST)
+    same = "the same run by its" if len(runs) == 1 else "the same runs by their"
+    return [
+        Switched.of(f"{same} {name} classifier", [run.others[name] for run in runs]) for name in pairing.classifiers
+    ]
 
 
 def accuracy(run: Run) -> float:

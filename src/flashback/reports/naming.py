@@ -12,9 +12,11 @@ from flashback.reports.departures import BESIDE, changes, flat_settings
 from flashback.reports.reading import Run
 from flashback.reports.words import plural, written
 
-FIRST = ("recipe", "benchmark.tasks", "training.epochs", "benchmark.validation")  # what a reader has to know first
+DATA, ORDER = "data", "class order"  # tell comparisons apart whose settings are the same
+FIRST = ("recipe", DATA, ORDER, "benchmark.tasks", "training.epochs", "benchmark.validation")  # to be known first
 SHOWN = 4  # settings in a name; the others are counted
 LETTERS = 40  # of a value in a name
+DIGITS = 8  # of a checksum
 Runs = Mapping[tuple[str, int], Run]
 
 
@@ -51,7 +53,8 @@ def describe(runs: Runs) -> Described:
     changed = changes(runs.values())
     named = ["recipe"] if run.recipe in KINDS[1:] else []
     title = f"{run.host} on {Path(run.benchmark).stem}"
-    return Described(title, flat_settings(run) | changed, in_order([*named, *changed]))
+    data = {DATA: str(run.data["data_checksum"])[:DIGITS], ORDER: run.data["class_order"]}
+    return Described(title, data | flat_settings(run) | changed, in_order([*named, *changed]))
 
 
 def tell_apart(alike: Sequence[Described]) -> list[str]:
@@ -78,7 +81,7 @@ def setting_in_words(key: str, value: Any) -> str:
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Comparisons whose settings agree differ in their data; a number tells them apart."""
+    """A number tells apart what even long names do not."""
     seen: dict[str, int] = {}
     result = []
     for name in names:

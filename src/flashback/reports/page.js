@@ -371,8 +371,8 @@
   // ---------------------------------------------------------------- the answers: difference and interval
 
   function drawStrips() {
-    const intervals = data.pairings.map((one) => one.interval[state.setting]);
-    const complete = intervals.filter(Boolean), strips = $$("[data-strip]");
+    const answers = data.pairings.map((one) => one.answer[state.setting]);
+    const complete = answers.filter(Boolean).map((one) => one.values), strips = $$("[data-strip]");
     if (!strips.length) return;
     const differences = complete.map(([d]) => Math.abs(d));
     const ends = complete.flatMap(([, low, high]) => (known(low) ? [Math.abs(low), Math.abs(high)] : []));
@@ -382,11 +382,10 @@
     const width = Math.max(200, strips[0].clientWidth), x = scale(-reach, reach, 6, width - 6);
     for (const box of strips) {
       box.replaceChildren();
-      const interval = intervals[Number(box.dataset.strip)];
-      if (!interval) continue;
-      const [d, low, high] = interval;
-      const label = `difference ${signed(d)}` + (known(low) ? `, 95 % interval ${signed(low)} to ${signed(high)}` : "");
-      const node = svg("svg", { viewBox: `0 0 ${width} 52`, height: 52, role: "img", "aria-label": label });
+      const answer = answers[Number(box.dataset.strip)];
+      if (!answer) continue;
+      const [d, low, high] = answer.values;
+      const node = svg("svg", { viewBox: `0 0 ${width} 52`, height: 52, role: "img", "aria-label": answer.label });
       box.append(node);
       node.append(line(6, 26, width - 6, 26, "axis"), line(x(0), 18, x(0), 34, "axis"), text("0", x(0), 48, "middle"), text("host better", 6, 48), text("flashback better", width - 6, 48, "end"));
       const group = svg("g", { class: d < 0 ? "toward-host" : "flashback" });
@@ -396,7 +395,7 @@
         group.append(svg("path", { d: `M${from} 26H${to}${caps}`, class: "line" }));
       }
       group.append(marker("flashback", x(d), 26, 5));
-      node.append(group, text(signed(d), Math.max(24, Math.min(width - 24, x(d))), 13, "middle strong"));
+      node.append(group, text(answer.difference, Math.max(24, Math.min(width - 24, x(d))), 13, "middle strong"));
     }
   }
 

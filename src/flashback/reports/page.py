@@ -175,7 +175,8 @@ def results(report: Report) -> Html:
             note(
                 "Mean ± sample deviation over seeds, in percent. Difference, interval and p: paired t-test by seed. "
                 "▲ better and ▼ worse with flashback; bold where p < 0.05. The arrow beside a metric says which way is "
-                "better. SPR is forgetting in percent of the accuracy on the last task, so read it together with NTA."
+                "better. SPR is forgetting in percent of the accuracy on the last task, so read it together with NTA; "
+                "of negative forgetting there is none."
             ),
             *map(note, report.seed_remarks),
         ]

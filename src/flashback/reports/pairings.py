@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, paired_test, verdict
+from flashback.recipes.catalogue import AS_PUBLISHED
 from flashback.records import RunRecord, differing_keys
 from flashback.reports.departures import changes, is_whole
 from flashback.reports.naming import name_pairs
 from flashback.reports.printed import Printed, printed_for
 from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
-from flashback.reports.words import ARM_TITLES, SETTING_TITLES, SIGNIFICANT, TITLES, unmatched_seeds
+from flashback.reports.words import ARM_TITLES, SETTING_TITLES, SIGNIFICANT, TITLES, unmatched_seeds, unvalued_seeds
 from flashback.training.compare import (
     METRICS,
     OVER_IMAGES,
@@ -129,7 +130,8 @@ class Pairing:
         """Does flashback help this host? One sentence."""
         if len(self.arms) < len(ARMS):
             return f"Only runs of one arm ({ARM_TITLES[self.arms[0]]}) are here, so there is nothing to compare."
-        budget = self.comparison.budget
+        apart = ", ".join(self.comparison.differing_settings)
+        budget = self.comparison.budget + (f", arms that also differ in {apart}" if apart else "")
         return f"Average accuracy, {SETTING_TITLES[setting]}, {budget}: {verdict(self.row(setting).test)}"
 
     def outcome(self, setting: str) -> Outcome:
@@ -151,10 +153,14 @@ class Pairing:
         host, flashback = (mean_matrix([self.runs[arm, seed].record for seed in seeds], setting) for arm in ARMS)
         return paired_over_tasks(host, flashback)
 
+    @property
+    def classifiers(self) -> list[str]:
+        """The further classifiers of the host that all of its runs have."""
+        return [name for name in self.any_run.others if all(name in run.others for run in self.runs.values())]
+
     def other_classifiers(self) -> dict[str, list[Row]]:
-        """Average accuracies by the further classifiers of the host, where all of its runs have them."""
-        names = [name for name in self.any_run.others if all(name in run.others for run in self.runs.values())]
-        return {name: [self._other(name, setting) for setting in SETTINGS] for name in names}
+        """Average accuracies by the further classifiers."""
+        return {name: [self._other(name, setting) for setting in SETTINGS] for name in self.classifiers}
 
     def _other(self, name: str, setting: str) -> Row:
         records: dict[tuple[str, int], RunRecord] = {key: run.others[name] for key, run in self.runs.items()}
@@ -176,9 +182,9 @@ class Report:
 
     @property
     def seed_remarks(self) -> list[str]:
-        """Of which pairings the means of a table rest on other seeds than the differences."""
-        said = {pairing.name: unmatched_seeds(pairing.comparison) for pairing in self.pairings}
-        return [f"{name}: {remark}" for name, remark in said.items() if remark]
+        """Of which pairings the means of a table rest on other seeds than the differences, or not on all."""
+        said = {p.name: [unmatched_seeds(p.comparison), *unvalued_seeds(p.comparison)] for p in self.pairings}
+        return [f"{name}: {remark}" for name, remarks in said.items() for remark in remarks if remark]
 
     @property
     def benchmarks(self) -> list[str]:
@@ -232,8 +238,7 @@ def pair(found: Found) -> list[Pairing]:
 def identity(run: Run) -> str:
     """Equal for runs that only differ in seed, arm and flashback's own settings, and learned from the same images."""
     config = {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
-    data = [run.record.run.get(key) for key in ("data_checksum", "class_order")]
-    return canonical([config, data, run.tasks])
+    return canonical([config, run.data, run.tasks])
 
 
 def canonical(value: Any) -> str:
@@ -251,12 +256,12 @@ Arms = dict[str, dict[str, list[Run]]]
 
 
 def join_arms(groups: Sequence[Arms]) -> list[Arms]:
-    """Some recipes (as-published) give the arms different settings of the host: one of each then belong together."""
+    """Published recipes may set up the host differently in the arms: one of each, on the same data, belong together."""
     halves: dict[str, list[Arms]] = {}
     for group in groups:
-        if len(group) < len(ARMS):
-            run = next(run for variants in group.values() for runs in variants.values() for run in runs)
-            key = canonical([run.host, run.settings["benchmark"], run.recipe, run.tasks])
+        run = next(run for variants in group.values() for runs in variants.values() for run in runs)
+        if len(group) < len(ARMS) and run.recipe == AS_PUBLISHED:
+            key = canonical([run.host, run.settings["benchmark"], run.data, run.tasks])
             halves.setdefault(key, []).append(group)
     joined = [two[0] | two[1] for two in halves.values() if len(two) == 2 and two[0].keys() != two[1].keys()]
     used = [id(group) for two in halves.values() if len(two) == 2 and two[0].keys() != two[1].keys() for group in two]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from flashback.metrics import PairedTest
 from flashback.plugin import PHASE_1, PHASE_2
 from flashback.records.folder import dotted
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_matrix, thin
-from flashback.reports.words import ARM_TITLES, written
+from flashback.reports.words import ARM_TITLES, interval, signed, written
 from flashback.training.evaluation import SETTINGS
 
 POINTS = 12_000  # of loss curves on a page, shared by its pairings
@@ -31,16 +32,21 @@ def describe(pairing: Pairing, points: int, cells: int) -> dict[str, Any]:
     curves = {arm: loss_curves([run.epochs for run in pairing.of(arm)], points) for arm in pairing.arms}
     return {
         "seeds": {arm: len(pairing.of(arm)) for arm in pairing.arms},
-        "interval": {setting: interval(pairing, setting) for setting in SETTINGS},
+        "answer": {setting: answer(pairing.row(setting).test) for setting in SETTINGS},
         "views": {setting: view(pairing, setting, cells) for setting in SETTINGS},
         "losses": {arm: losses(curve) for arm, curve in curves.items() if curve is not None},
         "config": settings(pairing),
     }
 
 
-def interval(pairing: Pairing, setting: str) -> list[float | None] | None:
-    test = pairing.row(setting).test
-    return None if test.difference is None else [test.difference, test.low, test.high]
+def answer(test: PairedTest) -> dict[str, Any] | None:
+    """The difference and its interval: as numbers for the eye, and as the texts that tables and sentences have."""
+    if test.difference is None:
+        return None
+    difference = signed(test.difference)
+    within = f", 95 % interval {interval(test)}" if test.p is not None else ""
+    values = [test.difference, test.low, test.high]
+    return {"values": values, "difference": difference, "label": f"difference {difference}{within}"}
 
 
 def view(pairing: Pairing, setting: str, cells: int) -> dict[str, Any]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from flashback.records import differing_keys
 from flashback.records.folder import dotted
 from flashback.reports.departures import BESIDE
-from flashback.reports.pairings import Pairing, by_seed
+from flashback.reports.pairings import Pairing, by_seed, canonical
 from flashback.reports.reading import Run
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, Job, Place
 from flashback.training.sweep import plan, read_sweep
+
+DECIDE_DATA = ("name", "order", "sizes")  # settings of a benchmark; a shorter run and one that validates read the same
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,26 @@ class Study:
 
     def of(self, job: Job) -> list[Run]:
         return [run for run in self.runs if is_of(run, job)]
+
+
+def on_one_data(runs: Sequence[Run]) -> tuple[list[Run], dict[str, str]]:
+    """Of runs with the same benchmark settings those on the data that most of them have; why the others are not.
+
+    Sections compare hosts and sweeps too, so it is one choice for the whole page.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(canonical([run.settings["benchmark"].get(key) for key in DECIDE_DATA]), []).append(run)
+    left_out: dict[str, str] = {}
+    for own in groups.values():
+        counts = Counter(canonical(run.data) for run in own)
+        usual = next(run for run in own if canonical(run.data) == counts.most_common(1)[0][0])
+        for run in own:
+            if odd := differing_keys(usual.data, run.data):
+                left_out[run.name] = (
+                    f"not the {' and '.join(odd)} that most runs on {run.benchmark} have ({usual.name})"
+                )
+    return [run for run in runs if run.name not in left_out], left_out
 
 
 def read_study(sweep: str, folder: str, runs: Sequence[Run]) -> Study:

@@ -12,7 +12,7 @@ import yaml
 
 from flashback.metrics import paired_over_methods
 from flashback.records.folder import dotted
-from flashback.reports.words import SETTING_TITLES, TITLES
+from flashback.reports.words import SETTING_TITLES, TITLES, number, signed
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
@@ -42,10 +42,10 @@ class Printed:
         """The value as a reader should take it: with its deviation, its mark as quoted, and the own run of that."""
         if arm not in self.value:
             return ""
-        deviation = f" ± {self.deviation[arm]:.2f}" if arm in self.deviation else ""
+        deviation = f" ± {number(self.deviation[arm])}" if arm in self.deviation else ""
         quoted = " (quoted)" if self.quoted and arm == HOST else ""
-        rerun = f", {self.rerun:.2f} (own run)" if self.rerun is not None and arm == HOST else ""
-        return f"{self.value[arm]:.2f}{deviation}{quoted}{rerun}"
+        rerun = f", {number(self.rerun)} (own run)" if self.rerun is not None and arm == HOST else ""
+        return f"{number(self.value[arm])}{deviation}{quoted}{rerun}"
 
     @property
     def title(self) -> str:
@@ -111,7 +111,7 @@ def implied_new_task_accuracies(benchmarks: Sequence[str]) -> list[str]:
             without, with_flashback = (100 * forgetting.value[arm] / ratio.value[arm] for arm in ARMS)
             sentences.append(
                 f"{host} on {benchmark}: forgetting ({forgetting.where}) and SPR ({ratio.where}) imply a new-task "
-                f"accuracy of {without:.1f} without and {with_flashback:.1f} with flashback."
+                f"accuracy of {number(without, '.1f')} without and {number(with_flashback, '.1f')} with flashback."
             )
     return sentences
 
@@ -121,11 +121,11 @@ def _wrong_gains(benchmark: str) -> Iterator[str]:
         if cell.gain is None or _close(cell.value[FLASHBACK] - cell.value[HOST], cell.gain):
             continue
         sentence = (
-            f"{cell.title}: printed {cell.gain:+.2f}, but {cell.where} has {cell.value[HOST]:.2f} and "
-            f"{cell.value[FLASHBACK]:.2f}, which is {cell.value[FLASHBACK] - cell.value[HOST]:+.2f}"
+            f"{cell.title}: printed {signed(cell.gain)}, but {cell.where} has {_both(cell)}, "
+            f"which is {signed(cell.value[FLASHBACK] - cell.value[HOST])}"
         )
         if cell.rerun is not None and _close(cell.value[FLASHBACK] - cell.rerun, cell.gain):
-            sentence += f"; the gain is over an own run of the host with {cell.rerun:.2f}"
+            sentence += f"; the gain is over an own run of the host with {number(cell.rerun)}"
         yield sentence + "."
 
 
@@ -138,10 +138,10 @@ def _wrong_tests(benchmark: str) -> Iterator[str]:
     if any(round(value, 2) == test["t"] for value in (found, _test_over_methods(benchmark, own_runs=True))):
         return
     sentence = f"t-test over methods on {benchmark}: printed t = {test['t']}, p = {test['p']}"
-    sentence += f" ({_content()['tests']['where']}), but the printed averages give t = {found:.2f}"
+    sentence += f" ({_content()['tests']['where']}), but the printed averages give t = {number(found)}"
     again = _test_over_methods(benchmark, own_runs=True)
     if again != found:
-        sentence += f", or {again:.2f} with own runs in place of quoted hosts"
+        sentence += f", or {number(again)} with own runs in place of quoted hosts"
     yield sentence + "."
 
 
@@ -154,7 +154,7 @@ def _two_values(benchmark: str) -> Iterator[str]:
         key = (cell.host, cell.setting, cell.metric, frozenset(cell.when.items()))
         other = first.setdefault(key, cell)
         if dict(other.value) != dict(cell.value):
-            settings = ", ".join(f"{name.removeprefix('host.')} {value}" for name, value in cell.when.items())
+            settings = ", ".join(f"{name.removeprefix('host.')} {value}" for name, value in cell.when.items() if value)
             yield f"{cell.title} ({settings}): {_both(other)} in {other.where}, {_both(cell)} in {cell.where}."
 
 
@@ -176,7 +176,7 @@ def _of(benchmark: str) -> list[Printed]:
 
 
 def _both(cell: Printed) -> str:
-    return " and ".join(f"{cell.value[arm]:.2f}" for arm in ARMS)
+    return " and ".join(f"{number(cell.value[arm])}" for arm in ARMS)
 
 
 def _close(value: float, printed: float) -> bool:

@@ -65,6 +65,11 @@ class Run:
             return self.record.config
 
     @property
+    def data(self) -> dict[str, Any]:
+        """What it learned from: which images, and in which order of classes."""
+        return {key: self.record.run.get(key) for key in ("data_checksum", "class_order")}
+
+    @property
     def seed(self) -> int:
         return int(self.record.config["seed"])
 

@@ -52,12 +52,15 @@ def statistics(report: Report) -> Html:
 
 def by_seed(complete: Sequence[Pairing]) -> Html:
     few = sum(pairing.row(SETTINGS[0]).test.pairs < FEW for pairing in complete)
-    tests = len(complete) * len(SETTINGS)
+    tests = sum(pairing.row(s).test.p is not None for pairing in complete for s in SETTINGS)
     shown = complete[:SENTENCES]
     said = {s: [f"{pairing.name}: {verdict(pairing.row(s).test)}" for pairing in shown] for s in SETTINGS}
     too_few = (
         f"{few} of {plural(len(complete), 'comparison')} with fewer than {FEW} pairs: a t-test then misses most "
         "differences of the size seen in continual learning, so not significant is not the same as no difference."
+    )
+    by_chance = (
+        f"Of {plural(tests, 'test')} at the 5 % level, {tests * SIGNIFICANT:.1f} would be significant by chance alone."
     )
     return join(
         [
@@ -65,10 +68,7 @@ def by_seed(complete: Sequence[Pairing]) -> Html:
             element("p", "The test of this report: does flashback change this method? Two-sided, one pair per seed."),
             bullets_by_setting(said),
             element("p", too_few) if few else "",
-            element(
-                "p",
-                f"Of {tests} tests at the 5 % level, {tests * SIGNIFICANT:.1f} would be significant by chance alone.",
-            ),
+            element("p", by_chance) if tests else "",
         ]
     )
 

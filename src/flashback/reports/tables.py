@@ -11,7 +11,16 @@ from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import inconsistencies
 from flashback.reports.reading import Run
-from flashback.reports.words import ABSENT, ARM_TITLES, HIGHER_IS_BETTER, SETTING_TITLES, TITLES, signed, spread
+from flashback.reports.words import (
+    ABSENT,
+    ARM_TITLES,
+    HIGHER_IS_BETTER,
+    SETTING_TITLES,
+    TITLES,
+    seeds_with_value,
+    signed,
+    spread,
+)
 from flashback.reports.words import probability as p_value
 from flashback.training.compare import Row
 from flashback.training.evaluation import SETTINGS
@@ -175,7 +184,7 @@ def csv_values(pairing: Pairing, row: Row) -> Iterator[str | float | None]:
     comparison, test = pairing.comparison, row.test
     yield from (pairing.name, comparison.host, comparison.benchmark, comparison.recipe, row.setting, row.metric)
     for arm in ARMS:
-        yield from (row.mean[arm], row.deviation[arm], len(pairing.of(arm)))
+        yield from (row.mean[arm], row.deviation[arm], seeds_with_value(row, arm))
     yield from (test.difference, test.low, test.high, test.t, test.p, test.pairs, comparison.budget)
     found = [printed for printed in pairing.printed if (printed.setting, printed.metric) == (row.setting, row.metric)]
     for arm in (HOST, FLASHBACK):

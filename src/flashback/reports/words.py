@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashback.metrics import PairedTest
-from flashback.training.compare import METRICS, OVER_IMAGES, Comparison
+from flashback.metrics.numbers import ABSENT as ABSENT
+from flashback.metrics.numbers import number as number
+from flashback.metrics.numbers import probability as probability
+from flashback.metrics.numbers import signed as signed
+from flashback.metrics.statistics import interval as interval
+from flashback.training.compare import METRICS, OVER_IMAGES, Comparison, Row
 from flashback.training.jobs import FLASHBACK, HOST
 
 HIGHER_IS_BETTER = METRICS | OVER_IMAGES
@@ -24,39 +29,41 @@ TITLES = {  # the short name, and what it says
 }
 ARM_TITLES = {HOST: "host", FLASHBACK: "with flashback"}
 SETTING_TITLES = {"class_incremental": "class-incremental", "task_incremental": "task-incremental"}
-ABSENT = "–"
 SIGNIFICANT = 0.05
-
-
-def number(value: float | None, form: str = ".2f") -> str:
-    """The same text on every machine: what sums leave in the last bits decides no rounding, and zero has no sign."""
-    if value is None:
-        return ABSENT
-    return format(round(float(value), 9), f"+z{form[1:]}" if form.startswith("+") else f"z{form}")
-
-
-def signed(difference: float | None) -> str:
-    return number(difference, "+.2f")
 
 
 def spread(mean: float | None, deviation: float | None) -> str:
     return number(mean) + ("" if deviation is None else f" ± {number(deviation)}")
 
 
-def probability(p: float | None) -> str:
-    return ABSENT if p is None else "< 0.0001" if p < 1e-4 else f"{p:.2g}"
-
-
-def interval(test: PairedTest) -> str:
-    return ABSENT if test.low is None or test.high is None else f"{signed(test.low)} to {signed(test.high)}"
-
-
 def unmatched_seeds(comparison: Comparison) -> str:
     """What the means of a table rest on and its differences do not; nothing where both arms have the same seeds."""
-    each = [f"{ARM_TITLES[arm]}: {', '.join(map(str, seeds))}" for arm, seeds in comparison.unmatched.items()]
-    if not each:
-        return ""
-    return f"Seeds that only one arm has ({'; '.join(each)}) count for its mean, not for the difference and its test."
+    alone = by_arm(comparison.unmatched)
+    said = f"Seeds that only one arm has ({alone}) count for its mean, not for the difference and its test."
+    return said if alone else ""
+
+
+def unvalued_seeds(comparison: Comparison) -> list[str]:
+    """Where some seeds of an arm have a value and others none, as an SPR where forgetting is negative."""
+    said = []
+    for row in comparison.rows:
+        none = {arm: [seed for seed, value in own.items() if value is None] for arm, own in row.values.items()}
+        partly = {arm: seeds for arm, seeds in none.items() if seeds and len(seeds) < len(row.values[arm])}
+        if partly:
+            what = f"{TITLES[row.metric][0]}, {SETTING_TITLES[row.setting]}"
+            said.append(
+                f"{what}, has no value at some seeds ({by_arm(partly)}); mean, difference and test leave them out."
+            )
+    return said
+
+
+def seeds_with_value(row: Row, arm: str) -> int:
+    """What the mean of an arm rests on."""
+    return sum(value is not None for value in row.values[arm].values())
+
+
+def by_arm(seeds: Mapping[str, Sequence[int]]) -> str:
+    return "; ".join(f"{ARM_TITLES[arm]}: {', '.join(map(str, own))}" for arm, own in seeds.items())
 
 
 def direction(metric: str, difference: float | None) -> str:
