@@ -20,7 +20,7 @@ from torch import Tensor
 from flashback.benchmarks import Task
 from flashback.config import FlashbackConfig, within
 from flashback.errors import FlashbackError, unknown
-from flashback.hosts.base import Host, copy_tensors
+from flashback.hosts.base import HOW_TO_SAY_IT, Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.knowledge import Knowledge, Support
 
@@ -44,6 +44,8 @@ class Flashback:
                 f"{host.settings.name} keeps no knowledge of earlier tasks, so flashback has nothing to attach to; "
                 "run it without flashback"
             )
+        without_distance = type(host).distance is Host.distance and host.memory is None  # replayed targets have one
+        within(not without_distance, f"flashback needs a distance, and {host.settings.name} has none; {HOW_TO_SAY_IT}")
         if self.settings.support == "memory" and host.memory is None:
             raise FlashbackError(
                 f"flashback.support=memory needs a host with a memory; {host.settings.name} has none, use host or all"

@@ -25,6 +25,8 @@ from flashback.nets import Backbone, Net, Output, build_backbone, evaluating, ne
 from flashback.registry import Registry
 from flashback.seeds import seeded_initialisation
 
+HOW_TO_SAY_IT = "give its class a method distance(step, knowledge, support)"
+
 HOSTS: Registry[type[Host]] = Registry("host")
 Classifier = Callable[[Tensor], Tensor]
 
@@ -177,7 +179,7 @@ class Host(nn.Module):
 
     def losses(self, step: Any) -> Mapping[str, Tensor]:
         """Named terms whose sum is descended: 'task', 'stability', and whatever else the method has."""
-        raise NotImplementedError
+        raise FlashbackError(f"{self.settings.name} says nothing of its losses; give its class a method losses(step)")
 
     def after_step(self, step: Any) -> None:
         """After the optimiser step, without gradients: reservoir insertion, memory edits."""
@@ -212,7 +214,7 @@ class Host(nn.Module):
 
     def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
         """The one distance between the model and what a knowledge base holds."""
-        raise NotImplementedError
+        raise FlashbackError(f"{self.settings.name} says nothing of its distance to what it knows; {HOW_TO_SAY_IT}")
 
     def knowledge_bytes(self) -> dict[str, int]:
         """The size of what is kept from earlier tasks."""

@@ -64,7 +64,7 @@ class TrainingStep:
         self.optimiser.zero_grad(set_to_none=True)
         with self.autocast():
             step = self.stage.forward(self.gather(indices, raw))
-            terms = self.stage.losses(step)
+            terms = checked(self.stage.losses(step), self.host.settings.name)
         total = total_loss(terms)
         total.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
@@ -123,6 +123,19 @@ class TrainingStep:
             if name.startswith("sums."):
                 self.sums[name.removeprefix("sums.")] = torch.zeros((), device=self.host.device)
         copy_tensors(self.state(), state)
+
+
+def checked(terms: Any, host: str) -> Mapping[str, Tensor]:
+    """What a host gives as its losses: named numbers."""
+    if not isinstance(terms, Mapping) or not terms:
+        raise FlashbackError(
+            f"the losses of {host} are named terms, such as {{'task': loss}}, not {type(terms).__name__}"
+        )
+    for name, value in terms.items():
+        if not isinstance(value, Tensor) or value.ndim:
+            given = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise FlashbackError(f"the loss term '{name}' of {host} is one number in a tensor, not {given}")
+    return terms
 
 
 def total_loss(terms: Mapping[str, Tensor]) -> Tensor:

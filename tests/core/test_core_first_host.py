@@ -1,0 +1,52 @@
+"""The slips of a first host of one's own are told in one sentence, as early as they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flashback import Flashback, FlashbackError, train
+from flashback.hosts import HOSTS, Host
+from helpers import quick_host
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    known = dict(HOSTS._entries)
+    yield
+    HOSTS._entries = known
+
+
+def host_with(losses: Any) -> Host:
+    members = {} if losses is None else {"losses": losses}
+    HOSTS.register("mine")(type("Mine", (Host,), members))
+    return quick_host("mine")
+
+
+def per_image(self: Host, step: Any) -> Any:
+    return F.cross_entropy(step.output.logits, step.batch.y, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("losses", "sentence"),
+    [
+        (None, "mine says nothing of its losses; give its class a method losses"),
+        (lambda self, step: step.output.logits.sum(), "losses of mine are named terms, such as {'task': loss}, not Te"),
+        (lambda self, step: {}, "losses of mine are named terms, such as {'task': loss}, not dict"),
+        (lambda self, step: {"task": per_image(self, step)}, r"term 'task' of mine is one number in a .*\(8,\)"),
+        (lambda self, step: {"task": 0.5}, "term 'task' of mine is one number in a tensor, not float"),
+    ],
+)
+def test_losses(losses: Any, sentence: str) -> None:
+    with pytest.raises(FlashbackError, match=sentence):
+        train(host_with(losses))
+
+
+def test_flashback_wants_a_distance_before_anything_is_trained() -> None:
+    host = host_with(lambda self, step: {"task": torch.zeros((), requires_grad=True)})
+    with pytest.raises(FlashbackError, match=r"flashback needs a distance, and mine has none; give its class a method"):
+        Flashback(host)
