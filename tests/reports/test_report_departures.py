@@ -12,6 +12,7 @@ from flashback.config import to_dict
 from flashback.recipes import configure
 from flashback.reports import csv_table, html_page, markdown_tables, read_report
 from flashback.reports.departures import departures, is_whole
+from flashback.reports.naming import setting_in_words
 from flashback.reports.reading import Run
 
 SHORTENED: list[dict[str, Any]] = [
@@ -178,3 +179,8 @@ def test_recipes_are_told_apart(tmp_path: Path) -> None:
         config = to_dict(configure("lwf-mc", "split-cifar100", recipe=recipe))
         write_run(tmp_path / recipe, config, {setting: made_matrix(3) for setting in SETTINGS})
     assert names_of(tmp_path) == ["lwf-mc on split-cifar100", "lwf-mc on split-cifar100 (recipe anchor)"]
+
+
+def test_a_setting_that_leaves_the_choice_to_the_package_leaves_no_hole_in_a_name() -> None:
+    assert setting_in_words("host.net", "") == "host.net automatic"
+    assert setting_in_words("host.net", "resnet18") == "host.net resnet18"

@@ -7,7 +7,7 @@ from made_runs import SETTINGS, made_config, made_matrix, write_comparison, writ
 from PIL import Image
 
 from flashback.reports import read_report, write_plots
-from flashback.reports.plots import folder_name
+from flashback.reports.plots import folder_name, plot_methods
 
 
 def test_every_chart_is_written_as_png_and_pdf(tmp_path: Path) -> None:
@@ -30,6 +30,29 @@ def test_every_chart_is_written_as_png_and_pdf(tmp_path: Path) -> None:
                 assert len(set(image.convert("L").resize((40, 40)).tobytes())) > 5, "not an empty picture"
         else:
             assert path.read_bytes().startswith(b"%PDF")
+
+
+def test_all_methods_of_a_benchmark_are_in_one_chart(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "runs" / "a", "icarl", seeds=2)
+    write_comparison(tmp_path / "runs" / "b", "lwf-mc", seeds=2)
+    write_comparison(tmp_path / "runs" / "c", "lwf-mc", seeds=2, training__lr=0.5)
+    report = read_report([tmp_path / "runs"])
+    figure = plot_methods(report, "split-cifar100", "class_incremental")
+    assert figure is not None
+    (axes,) = figure.axes
+    drawn = [line for line in axes.lines if len(line.get_xdata())]
+    assert len(drawn) == 6
+    for pairing, arms in zip(report.pairings, (drawn[:2], drawn[2:4], drawn[4:]), strict=True):
+        ends = [line.get_ydata()[-1] for line in arms]
+        row = pairing.row("class_incremental")
+        assert ends == pytest.approx([row.mean["host"], row.mean["flashback"]])
+        assert arms[0].get_color() == arms[1].get_color()
+    names = [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]
+    assert names[0] == "icarl"
+    assert all(name.startswith("lwf-mc on split-cifar100") for name in names[1:3])
+    assert plot_methods(report, "another", "class_incremental") is None
+    written = write_plots(report, tmp_path / "plots")
+    assert tmp_path / "plots" / "methods-split-cifar100-class-incremental.png" in written
 
 
 @pytest.mark.filterwarnings("error")

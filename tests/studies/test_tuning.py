@@ -26,8 +26,10 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     def run(config: Any, *, out: Path, **_: Any) -> None:
-        seen.append(config)
-        accuracy = 90 - 10 * abs(config.flashback.alpha - 0.1) - config.flashback.epochs
+        tried = config.flashback
+        if tried.enabled:
+            seen.append(config)
+        accuracy = 90 - 10 * abs(tried.alpha - 0.1) - tried.epochs if tried.enabled else 88.5
         out.mkdir(parents=True)
         (out / "config.yaml").write_text("{}")
         (out / "run.json").write_text("{}")
@@ -40,7 +42,7 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_best_choice_becomes_a_recipe(fake_runs: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     best = tune("icarl", out=tmp_path, trials=30, settings=SETTINGS)
-    assert (best.alpha, best.epochs) == (0.1, 1)
+    assert (best.alpha, best.epochs, best.accuracy, best.host_accuracy) == (0.1, 1, 89.0, 88.5)
     assert all(config.benchmark.validation == 0.1 for config in fake_runs)  # never the test images
     assert len(fake_runs) == len(best.trials) == 4 * 2  # all there are: alphas, and E1 up to half of the epochs
     config = configure("icarl", flashback=True, recipe=str(best.recipe))
@@ -68,13 +70,35 @@ def test_the_command_says_how_to_use_what_it_found(
     with pytest.raises(SystemExit) as end:
         main([*words, "--trials", "9"])
     assert end.value.code == 0
-    *_, all_there_are, use = capsys.readouterr().out.splitlines()
+    *_, alone, all_there_are, use = capsys.readouterr().out.splitlines()
+    assert alone == "The last row is the host alone."
     assert all_there_are == "These 8 are all choices there are."
     use_it = "flashback compare icarl --benchmark split-fashion-mini --recipe out/recipe.yaml --data 'my data'"
     assert use == f"Use it: {use_it}"
     with pytest.raises(SystemExit):
         main([*words, "--trials", "8"])
     assert "all choices" not in capsys.readouterr().out
+
+
+def test_a_choice_that_does_not_reach_the_host_is_no_gain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+
+    def run(config: Any, *, out: Path, **_: Any) -> None:
+        out.mkdir(parents=True)
+        (out / "config.yaml").write_text("{}")
+        (out / "run.json").write_text("{}")
+        accuracy = 40.0 if config.flashback.enabled else 45.0
+        (out / "results.json").write_text(json.dumps({"class_incremental": {"average_accuracy": accuracy}}))
+
+    monkeypatch.setattr(tuning, "run", run)
+    with pytest.raises(SystemExit):
+        main(["tune", "icarl", "--out", str(tmp_path), "--trials", "1"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "45.00" in said
+    assert "The last row is the host alone. No choice is better on these images" in said
+    assert "of the host alone 45.00" in (tmp_path / "recipe.yaml").read_text()
 
 
 def test_a_study_goes_on(fake_runs: list[Any], tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ from flashback.training.sweep import (
 from flashback.training.trainer import Event, Observer
 from flashback.training.tune import tune as tune_flashback
 
+NO_GAIN = " No choice is better on these images: flashback may not pay here, or more epochs and trials are needed."
+
 
 def register(app: typer.Typer) -> None:
     for command in (sweep, tune, cka):
@@ -55,7 +57,10 @@ def sweep(
     track: Track = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned runs and train none.")] = False,
 ) -> int:
-    """Run what is missing of many runs; what is finished in the folder, from whatever machine, counts as done."""
+    """Make many runs from one file, those that are missing.
+
+    What is finished in the folder, from whatever machine, counts as done.
+    """
     chosen = read_sweep(file)
     triples = ((h, b, part.recipe) for part in chosen.parts for h, b in product(part.hosts, part.benchmarks))
     for host, benchmark, recipe in dict.fromkeys(triples):
@@ -158,7 +163,7 @@ def tune(
     host_file: HostFile = None,
     settings: Set = None,
 ) -> None:
-    """Choose alpha_p and E1 on a validation split of the training images."""
+    """Choose alpha_p and E1 on a validation split."""
     with ProgressView() as view:
         best = tune_flashback(
             host,
@@ -176,8 +181,10 @@ def tune(
     table = tables.make_table("choices, best first", "alpha_p", "E1", "validation accuracy", texts=0)
     for trial in sorted(best.trials, key=lambda trial: -trial["accuracy"]):
         table.add_row(f"{trial['alpha']:g}", str(trial["epochs"]), f"{trial['accuracy']:.2f}")
+    table.add_row("-", "-", f"{best.host_accuracy:.2f}", style="dim")
     console = output()
     console.print(table)
+    console.print("The last row is the host alone." + NO_GAIN * (best.accuracy <= best.host_accuracy))
     if len(best.trials) < trials:
         console.print(f"These {len(best.trials)} are all choices there are.")
     places = {"--data": data, "--host-file": host_file}
@@ -198,7 +205,10 @@ def cka(
     device: Device = "auto",
     host_file: HostFile = None,
 ) -> None:
-    """How near both arms stay to a jointly trained network, layer by layer, on old and new classes."""
+    """How near do both arms stay to joint training?
+
+    Compares representations with CKA, layer by layer, on old and new classes.
+    """
     found = compare_representations(host, flashback, reference, data=data, device=device, host_file=host_file, out=out)
     columns = ("old, host", "old, flashback", "new, host", "new, flashback")
     table = tables.make_table("CKA with joint training, on old and new classes", "layer", *columns)

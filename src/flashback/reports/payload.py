@@ -10,8 +10,9 @@ from flashback.plugin import PHASE_1, PHASE_2
 from flashback.records.folder import dotted
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_matrix, thin
-from flashback.reports.words import ARM_TITLES, interval, signed, written
+from flashback.reports.words import ABSENT, ARM_TITLES, interval, signed, written
 from flashback.training.evaluation import SETTINGS
+from flashback.training.jobs import HOST
 
 POINTS = 12_000  # of loss curves on a page, shared by its pairings
 CURVE_TASKS = 120  # an accuracy curve shows at most so many tasks
@@ -85,6 +86,8 @@ def settings(pairing: Pairing) -> list[list[str]]:
     flat = [dotted(pairing.of(arm)[0].settings) for arm in pairing.arms]
     for own, arm in zip(flat, pairing.arms, strict=True):
         own["seed"] = sorted(run.seed for run in pairing.of(arm))
+        if arm == HOST:  # flashback's settings do nothing there
+            own |= {key: ABSENT for key in own if key.startswith("flashback.") and key != "flashback.enabled"}
     keys = dict.fromkeys(key for own in flat for key in own)
     rows = []
     for key in keys:

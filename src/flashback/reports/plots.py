@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ LOOKS: dict[str, dict[str, Any]] = {
     HOST: {"color": "#0072B2", "linestyle": "--", "marker": "o", "markerfacecolor": "white"},
     FLASHBACK: {"color": "#D55E00", "linestyle": "-", "marker": "s"},
 }
+METHOD_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1b1f26", "#8c6d31")
+METHOD_MARKERS = "osD^vP*X"
 TERM_COLOURS = ("#1b1f26", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#E69F00")
 TERM_DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 3)))
 FORMATS: dict[str, dict[str, Any]] = {
@@ -37,7 +40,7 @@ LINE = 56  # letters in a line of a name
 
 
 def write_plots(report: Report, folder: str | Path) -> list[Path]:
-    """The answers, and a folder of charts for every pairing and similarity; returns the files written."""
+    """The answers, all methods, and a folder of charts for every pairing and similarity; returns the files written."""
     folder = Path(folder)
     written: list[Path] = []
     taken: set[str] = set()
@@ -51,6 +54,9 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
 
     for setting in SETTINGS:
         save(plot_answers(report, setting), folder, f"answers-{SETTING_TITLES[setting]}")
+        for benchmark in report.benchmarks:
+            name = folder_name(f"methods {Path(benchmark).stem} {SETTING_TITLES[setting]}", taken)
+            save(plot_methods(report, benchmark, setting), folder, name)
     for pairing in report.pairings:
         place = folder / folder_name(pairing.name, taken)
         for setting in SETTINGS:
@@ -108,6 +114,34 @@ def plot_answers(report: Report, setting: str) -> Figure | None:
     axes.set_yticks(range(len(tests)), labels)
     axes.set_ylim(len(tests) - 0.4, -0.6)
     axes.set_xlabel(f"average accuracy, flashback − host ({SETTING_TITLES[setting]}, 95 % interval)")
+    return figure
+
+
+def plot_methods(report: Report, benchmark: str, setting: str) -> Figure | None:
+    """Accuracy after every task, a colour for each method; one that saw all tasks at once has its end alone."""
+    methods = [pairing for pairing in report.pairings if pairing.any_run.benchmark == benchmark]
+    if len(methods) < 2:
+        return None
+    hosts = Counter(pairing.any_run.host for pairing in methods)
+    figure, (axes,) = new_figure(6.5, max(4.0, 0.21 * (len(methods) + len(ARMS))))
+    for k, pairing in enumerate(methods):
+        colour, marker = METHOD_COLOURS[k % len(METHOD_COLOURS)], METHOD_MARKERS[k // len(METHOD_COLOURS) % 8]
+        host = pairing.any_run.host
+        axes.plot([], [], color=colour, marker=marker, label=shown(host if hosts[host] == 1 else pairing.name, lines=2))
+        for arm in pairing.arms:
+            mean = accuracy_band([run.record for run in pairing.of(arm)], setting).mean
+            if pairing.row(setting, "average_incremental_accuracy").mean[arm] is None:
+                axes.axhline(mean[-1], color=colour, linestyle=":")
+            else:
+                look = {"linestyle": LOOKS[arm]["linestyle"], "marker": marker, "markersize": 4}
+                axes.plot(np.arange(1, pairing.tasks + 1), mean, color=colour, **look)
+    for arm in ARMS:
+        axes.plot([], [], color="0.4", linestyle=LOOKS[arm]["linestyle"], label=ARM_TITLES[arm])
+    axes.set(xlabel="tasks learned", ylabel=f"average accuracy, % ({SETTING_TITLES[setting]})")
+    axes.set_title(shown(Path(benchmark).stem), fontsize="medium")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     return figure
 
 

@@ -74,8 +74,8 @@ def direction(metric: str, difference: float | None) -> str:
 
 
 def written(value: Any) -> str:
-    """A setting as YAML has it."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    """A setting as YAML has it; one that names nothing leaves the choice to the package."""
+    return (value or "automatic") if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def plural(count: int, noun: str) -> str:

@@ -38,6 +38,7 @@ class Tuned:
     accuracy: float
     trials: list[dict[str, Any]]
     recipe: Path
+    host_accuracy: float  # of the host alone, on the same validation images
 
 
 def tune(
@@ -54,7 +55,10 @@ def tune(
     host_file: str | Path | None = None,
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
 ) -> Tuned:
-    """Search alpha_p and E1 with Optuna. The study and its runs lie in `out`; the same call goes on with them."""
+    """Search alpha_p and E1 with Optuna. The study and its runs lie in `out`; the same call goes on with them.
+
+    The host alone runs too: a choice that does not reach it is no gain.
+    """
     optuna = needed_optuna()
     within(trials >= 1, f"--trials is at least 1, not {trials}")
     own = dotted(settings or {})
@@ -80,20 +84,25 @@ def tune(
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
     lengths = range(1, max(1, base.training.epochs // 2) + 1)
 
-    def objective(trial: Any) -> float:
-        alpha = trial.suggest_categorical("alpha", ALPHAS)
-        epochs = trial.suggest_int("epochs", lengths[0], lengths[-1])
-        place = folder / f"alpha={alpha},E1={epochs}"
+    def accuracy_of(config: RunConfig, name: str) -> float:
+        place, shared = folder / name, folder / SHARED
         if not is_finished(place):  # the same choice may come up again
-            config, shared = configured(alpha, epochs), folder / SHARED
-            run(config, out=place, data=data, device=device, observers=[watch(place.name)], first_tasks=shared)
+            run(config, out=place, data=data, device=device, observers=[watch(name)], first_tasks=shared)
         accuracy: float = read_record(place).results["class_incremental"]["average_accuracy"]
         return accuracy
 
+    def objective(trial: Any) -> float:
+        alpha = trial.suggest_categorical("alpha", ALPHAS)
+        epochs = trial.suggest_int("epochs", lengths[0], lengths[-1])
+        return accuracy_of(configured(alpha, epochs), f"alpha={alpha},E1={epochs}")
+
     go_on(study, objective, trials, list(product(ALPHAS, lengths)))
+    bare = {key: value for key, value in own.items() if not key.startswith("flashback.")}
+    alone = configure(host, benchmark, seed=seed, recipe=recipe, settings={HELD_OUT: VALIDATION, **bare})
+    host_accuracy = accuracy_of(alone, "host")
     shutil.rmtree(folder / SHARED, ignore_errors=True)
     settings = {key: value for key, value in own.items() if key != HELD_OUT}
-    return conclude(study, folder, host, benchmark, recipe, settings)
+    return conclude(study, folder, host, benchmark, recipe, settings, host_accuracy)
 
 
 def go_on(study: Any, objective: Callable[[Any], float], trials: int, choices: list[Choice]) -> None:
@@ -134,7 +143,15 @@ def needed_optuna() -> Any:
     return optuna
 
 
-def conclude(study: Any, folder: Path, host: str, benchmark: str, recipe: str, given: Mapping[str, Any]) -> Tuned:
+def conclude(
+    study: Any,
+    folder: Path,
+    host: str,
+    benchmark: str,
+    recipe: str,
+    given: Mapping[str, Any],
+    host_accuracy: float,
+) -> Tuned:
     """The given settings and the chosen ones, each with its source."""
     found = tried(study)
     best = max(found, key=lambda choice: found[choice])
@@ -147,7 +164,7 @@ def conclude(study: Any, folder: Path, host: str, benchmark: str, recipe: str, g
             {
                 "benchmark": benchmark,
                 "kind": recipe,
-                "note": f"validation average accuracy {found[best]:.2f}",
+                "note": f"validation average accuracy {found[best]:.2f}, of the host alone {host_accuracy:.2f}",
                 "settings": settings,
             }
         ],
@@ -155,4 +172,4 @@ def conclude(study: Any, folder: Path, host: str, benchmark: str, recipe: str, g
     path = folder / "recipe.yaml"
     write_atomically(path, yaml.safe_dump(document, sort_keys=False))
     trials = [{"alpha": alpha, "epochs": epochs, "accuracy": value} for (alpha, epochs), value in found.items()]
-    return Tuned(*best, found[best], trials, path)
+    return Tuned(*best, found[best], trials, path, host_accuracy)
