@@ -8,6 +8,7 @@ from flashback.nets import NETS, Backbone
 from flashback.plugin import Flashback
 from flashback.recipes import configure
 from flashback.training import Trainer, TrainingResult, build_host, evaluate, run, train
+from flashback.training.similarity import load_trained
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ __all__ = [
     "configure",
     "evaluate",
     "load_benchmark",
+    "load_trained",
     "run",
     "train",
 ]

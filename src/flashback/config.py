@@ -49,7 +49,10 @@ class TrainingConfig:
     first_schedule: Literal["none", "step", "cosine"] | None = None  # of the first task; None: the same
     milestones: tuple[float, ...] = (0.7, 0.9)  # shares of a stage's epochs at which "step" lowers the rate
     gamma: float = 0.1  # factor of each drop
-    views: tuple[str, ...] = ("crop", "flip")  # augmentation of the training images; steps act in a fixed order
+    views: tuple[str, ...] = (
+        "crop",
+        "flip",
+    )  # augmentation of the training images, or none; steps act in a fixed order
     image_size: int | None = None  # side of the training view, at most that of the stored images
     evaluation_batch: int = 500
     precision: Literal["fp32", "tf32", "bf16"] | None = None  # None: bf16 on CUDA, fp32 on the CPU
@@ -62,6 +65,7 @@ class TrainingConfig:
         within(0 <= self.momentum < 1, f"training.momentum lies in [0, 1), not {self.momentum}")
         within(self.weight_decay >= 0, f"training.weight_decay is not negative, not {self.weight_decay}")
         within(not self.nesterov or self.momentum > 0, "training.nesterov needs training.momentum above 0")
+        within("none" not in self.views, "training.views: none stands alone; write none, or [], for no augmentation")
         within(all(0 < m <= 1 for m in self.milestones), "training.milestones are shares of the epochs in (0, 1]")
         within(self.gamma > 0, f"training.gamma is above 0, not {self.gamma}")
         within(self.image_size is None or self.image_size >= 1, "training.image_size is at least 1")
@@ -92,8 +96,8 @@ class FlashbackConfig:
             return self.epochs, self.second_epochs
         if self.epochs >= epochs:
             raise FlashbackError(
-                f"flashback.epochs (E1 = {self.epochs}) leaves nothing for phase 2 of the {epochs} epochs of the host; "
-                "lower it, or set flashback.second_epochs"
+                f"flashback.epochs (E1 = {self.epochs}) leaves nothing for phase 2 of the host's {epochs} "
+                f"epoch{'' if epochs == 1 else 's'}; lower it, or set flashback.second_epochs"
             )
         return self.epochs, epochs - self.epochs
 
@@ -205,17 +209,26 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin is Literal:
         return _convert_choice(arguments, value, path)
     if origin in (tuple, list):
+        value = [] if value == "none" else value
         if isinstance(value, str) or not isinstance(value, Sequence):
-            example = (
-                f"; write [{value}]" if isinstance(value, (str, int, float)) and len(str(value)) < LONGEST_VALUE else ""
-            )
-            raise FlashbackError(f"{path} is a list, not {shown(value)}{example}")
+            raise FlashbackError(f"{path} is a list, not {shown(value)}{_list_advice(arguments[0], value)}")
         return origin(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
             raise FlashbackError(f"{path} is a mapping of keys, not {shown(value)}")
         return {str(key): _convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     return _convert_plain(hint, value, path)
+
+
+def _list_advice(hint: Any, value: Any) -> str:
+    """How to write a value as a list, where that would be right."""
+    if not isinstance(value, (str, int, float)) or len(str(value)) >= LONGEST_VALUE:
+        return ""
+    try:
+        _convert(tuple[hint, ...], read_yaml(f"[{value}]", "the value"), "")
+    except FlashbackError:
+        return ""
+    return f"; write [{value}]"
 
 
 def _convert_union(options: tuple[Any, ...], value: Any, path: str) -> Any:

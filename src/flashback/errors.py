@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 NEAR = 0.7  # how alike two names are, from 0 to 1, if one may be meant by the other
 ELSEWHERE = {  # where else names of a kind come from
-    "host": "hosts from a file need --host-file",
-    "net": "nets from a file need --host-file; a model of timm is named timm:{name}",
+    "host": "a file with hosts of your own is imported first, on the command line by --host-file",
+    "net": "a file with nets of your own is imported first, on the command line by --host-file; a model of timm is "
+    "named timm:{name}",
     "sweep": "there is no file of that name either",
 }
 
@@ -26,3 +29,19 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     hint = f"did you mean '{name[:shared]}{near[0]}'?" if near else f"known: {', '.join(options) or 'none'}"
     elsewhere = f" ({ELSEWHERE[kind].format(name=name)})" if kind in ELSEWHERE else ""
     return FlashbackError(f"unknown {kind} '{name}'; {hint}{elsewhere}")
+
+
+def import_extra(module: str, extra: str, what: str) -> Any:
+    """An optional package; whatever keeps it from being imported is one sentence that begins with `what`."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        raise FlashbackError(
+            f"{what}; install it with pip install 'flashback-cl[{extra}]' or, in a clone, pip install -e '.[{extra}]'"
+        ) from None
+    except Exception as problem:  # of others: torchvision, built for another torch, raises a RuntimeError
+        said = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
+        raise FlashbackError(
+            f"{what}, which is installed but cannot be imported ({said}); install versions that go together, torch and "
+            "torchvision from the same place"
+        ) from None

@@ -31,6 +31,10 @@ class Flashback:
     """Wraps a host: the same stages, with the main one split into phase 1 and phase 2."""
 
     def __init__(self, host: Host, settings: FlashbackConfig | None = None, **changes: Any) -> None:
+        within(
+            isinstance(host, Host),
+            f"fb.Flashback wraps a host that stands alone, not {type(host).__name__}; build one with fb.build_host",
+        )
         host.check_untrained()
         self.host = host
         known = {setting.name for setting in fields(FlashbackConfig)} - {"enabled"}

@@ -92,7 +92,7 @@ def test_names_and_sizes_that_are_wrong(tmp_path: Path, npz: Callable) -> None:
         load_benchmark(str(tmp_path / "none"))
     with pytest.raises(FlashbackError, match=r"there is no folder .*/train; images lie in"):
         load_benchmark(str(tmp_path), sizes=[2])
-    with pytest.raises(FlashbackError, match=r"made.npz says nothing about tasks; .* --set benchmark.sizes=\[2,2,2\]"):
+    with pytest.raises(FlashbackError, match=r"made.npz says nothing about tasks; .* --set benchmark.sizes=2 "):
         load_benchmark(str(npz()))
     with pytest.raises(FlashbackError, match=r"the task sizes \[2, 2\] sum to 4, but the dataset has 6 classes"):
         load_benchmark(str(npz()), sizes=[2, 2])

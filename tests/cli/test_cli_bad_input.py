@@ -37,8 +37,11 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
     ("command", "words"),
     [
         ("run icral", ["unknown host 'icral'", "did you mean 'icarl'?"]),
-        ("compare icral", ["unknown host 'icral'", "hosts from a file need --host-file"]),
-        ("run nobody", ["unknown host 'nobody'; known: beef, ", "hosts from a file need --host-file"]),
+        (
+            "compare icral",
+            ["unknown host 'icral'", "hosts of your own is imported first, on the command line by --host-"],
+        ),
+        ("run nobody", ["unknown host 'nobody'; known: beef, ", "on the command line by --host-file"]),
         ("run icarl --benchmark split-fashion-min", ["did you mean 'split-fashion-mini'?"]),
         ("run icarl --set training.epoch=3", ["unknown key 'training.epoch'", "did you mean 'training.epochs'?"]),
         ("run icarl --set training.foo=3", ["unknown key 'training.foo'; known: training.batch_size, "]),
@@ -47,7 +50,15 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --set memory_size=3", ["unknown key 'memory_size'; did you mean 'host.memory_size'?"]),
         ("run icarl --set epochs=3", ["'training.epochs' or 'flashback.epochs'"]),
         ("run icarl --set host.net=resnet50", ["unknown net 'resnet50'", "timm:resnet50"]),
-        ("run icarl --set benchmark.sizes=2,2,6", ["benchmark.sizes is a list, not '2,2,6'; write [2,2,6]"]),
+        ("run icarl --set benchmark.sizes=2,2,6", ["benchmark.sizes", "not '2,2,6'; write [2,2,6]"]),
+        ("run icarl --set benchmark.sizes=3", ["10 classes make no equal tasks of 3; give a size among 1, 2, 5, 10"]),
+        ("run icarl --set benchmark.sizes=2.5", ["a list such as [4, 3, 3], a number such as 2", "not 2.5\n"]),
+        ("run icarl --set benchmark.sizes=5by2", ["a text such as 5x2 or 50+5x10, not '5by2'"]),
+        ("run icarl --set benchmark.sizes=4x2", ["sum to 8", "10 classes"]),
+        ("run icarl --benchmark missing.npz --set benchmark.sizes=2", ["there is no file missing.npz"]),
+        ("run icarl --set training.views=[none,crop]", ["none stands alone; write none, or [],"]),
+        ("run icarl --set training.views=crop,flip", ["training.views is a list, not 'crop,flip'; write [crop,flip]"]),
+        ("run icarl --set training.milestones=late", ["training.milestones is a list, not 'late'\n"]),
         ("run .", [". is a folder", "`flashback resume .`", "`flashback run ./config.yaml`"]),
         ("run icarl --set trainin.epochs=3", ["did you mean 'training'?"]),
         ("run icarl --set training.lr.x=3 --set training.lr=1", ["training.lr"]),
@@ -61,6 +72,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --set training.milestones=0.5", ["training.milestones", "a list"]),
         ("run icarl --set training.lr=!!python/name:os.system", ["the value of training.lr", "not valid YAML"]),
         ("run icarl --flashback --set training.epochs=2 --set flashback.epochs=2", ["E1 = 2", "second_epochs"]),
+        ("run icarl --flashback --set training.epochs=1", ["phase 2 of the host's 1 epoch; lower it"]),
         ("compare icarl --set training.epochs=2 --set flashback.epochs=3", ["E1 = 3", "second_epochs"]),
         (
             "run icarl --flashback --set flashback.enabled=false",
@@ -173,7 +185,7 @@ def test_an_own_benchmark_needs_task_sizes(flashback: Command) -> None:
     refused(
         flashback("run", "finetune", "--benchmark", "own.npz", "--recipe", "defaults"),
         "own.npz",
-        "--set benchmark.sizes=[2,2,2]",
+        "--set benchmark.sizes=2 (in Python sizes=2)",
     )
 
 
@@ -228,6 +240,20 @@ def test_resume_takes_a_folder(flashback: Command) -> None:
     refused(flashback("resume", "mine/config.yaml"), "mine/config.yaml is a file; give the folder of the run, mine")
 
 
+def test_resume_and_show_want_one_run(flashback: Command) -> None:
+    for name in ("mine/host/seed-0", "many/some/benchmark/host/seed-0"):
+        Path(name).mkdir(parents=True)
+        (Path(name) / "config.yaml").write_text("seed: 1\n")
+    for command in ("resume", "show"):
+        refused(
+            flashback(command, "mine"), "mine is the folder of a comparison", "the same `flashback compare` command"
+        )
+        refused(flashback(command, "many"), "many holds many runs", "`flashback report many`")
+        refused(flashback(command, "mine/host"), "mine/host holds many runs", "the folder of one run")
+        Path("empty").mkdir(exist_ok=True)
+        refused(flashback(command, "empty"), "empty is not a run record: config.yaml is missing")
+
+
 def test_a_recipe_does_not_go_with_a_config(flashback: Command) -> None:
     Path("config.yaml").write_text("host: {name: icarl}\n")
     refused(flashback("run", "config.yaml", "--recipe", "anchor"), "--recipe")
@@ -245,6 +271,10 @@ def test_records_with_tags_are_not_run(flashback: Command) -> None:
 
 def test_out_that_is_a_file(flashback: Command) -> None:
     Path("out").write_text("precious")
-    refused(flashback("run", "finetune", "--out", "out"), "--out out")
-    refused(flashback("compare", "lwf-mc", "--out", "out"), "--out out")
+    for command in ("run finetune", "compare lwf-mc"):
+        refused(
+            flashback(*command.split(), "--out", "out"),
+            "out cannot be used as a folder",
+            "choose another folder (out, ",
+        )
     assert Path("out").read_text() == "precious"

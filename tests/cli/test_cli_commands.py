@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from flashback.recipes import list_recipes
 from flashback.records import RunRecord, read_record
 from flashback.reports.words import ABSENT
 from flashback.training.sweep import read_sweep, shipped_sweeps
+from flashback.training.trainer import Trainer
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -43,7 +45,18 @@ def test_list(flashback: Command, what: str, names: list[str]) -> None:
     code, out, err = flashback("list", what)
     assert (code, err) == (0, "")
     assert set(names) <= set(out.split())
-    assert set(out.splitlines()) <= set(flashback("list")[1].splitlines())
+
+
+def test_the_list_of_all_leaves_out_the_long_ones(flashback: Command) -> None:
+    code, out, _ = flashback("list")
+    lines = out.splitlines()
+    assert code == 0
+    for what in ("hosts", "benchmarks", "nets"):
+        assert set(flashback("list", what)[1].splitlines()) <= set(lines)
+    recipes, sweeps = len(list_recipes()), len(shipped_sweeps())
+    said = f"There are also {recipes} recipes (flashback list recipes) and {sweeps} sweeps (flashback list sweeps)."
+    assert lines[-1] == said
+    assert len(lines) < 60
 
 
 def test_list_says_which_hosts_take_flashbacks(flashback: Command) -> None:
@@ -64,6 +77,16 @@ def test_help_and_version(flashback: Command) -> None:
     assert all(command in out for command in ("list", "run", "resume", "compare", "bench"))
     assert "Show the version" in out
     assert "--host-file" in flashback("run", "--help")[1]
+    summaries = out.partition("Commands:")[2].strip().splitlines()
+    assert len(summaries) > 8
+    assert not [line for line in summaries if line.endswith("...")]
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "tune", "show", "bench"])
+def test_options_speak_no_python(flashback: Command, command: str) -> None:
+    options = flashback(command, "--help")[1].partition("Options:")[2]
+    assert "--" in options
+    assert "list[" not in options
 
 
 def test_run_leaves_a_record_and_prints_it(flashback: Command, tiny: list[str]) -> None:
@@ -110,13 +133,50 @@ def test_a_config_starts_the_same_run_again(flashback: Command, bare: list[str])
 def test_a_finished_run_is_not_overwritten(flashback: Command, bare: list[str]) -> None:
     assert flashback("run", "finetune", *bare)[0] == 0
     for more, how in (
-        ([], "with the same settings"),
-        (["--set", "checkpoint.minutes=1"], "with the same settings"),
         (["--set", "training.lr=0.5"], "with other settings (differs in training.lr)"),
+        (["--set", "training.lr=0.5", "--set", "training.epochs=1"], "(differs in training.epochs, training.lr)"),
     ):
-        code, _, err = flashback("run", "finetune", *bare, *more)
-        assert code == 2
-        assert f"holds a finished run already, {how}; choose another --out" in err
+        code, out, err = flashback("run", "finetune", *bare, *more)
+        assert (code, out) == (2, "")
+        assert "holds a finished run already, with other settings" in err
+        assert f"{how}; choose another folder (out, --out on the command line)" in err
+
+
+def test_a_finished_run_is_shown_again(flashback: Command, bare: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = flashback("run", "finetune", *bare)[1]
+    monkeypatch.setattr(Trainer, "run", lambda self: pytest.fail("trained"))
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    for more in ([], ["--set", "checkpoint.minutes=1"]):
+        code, again, err = flashback("run", "finetune", *bare, *more)
+        assert (code, err) == (0, "")
+        assert again == first + "Finished already, with the same settings: nothing was trained.\n"
+    assert {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
+    Path("runs/finetune-tiny-host-seed0/results.json").write_text("{}")
+    code, out, err = flashback("run", "finetune", *bare)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the record in runs/finetune-tiny-host-seed0 cannot be shown: results.json has no" in err
+
+
+OWN = """
+from flashback.hosts import HOSTS
+from flashback.hosts.lwf_mc import LwFMC
+
+@HOSTS.register("own")
+class Own(LwFMC):
+    pass
+"""
+
+
+def test_a_finished_run_of_other_code_is_not_shown_as_the_same(flashback: Command, bare: list[str]) -> None:
+    Path("own.py").write_text(OWN)
+    command = ("run", "own", "--host-file", "own.py", *bare)
+    assert flashback(*command)[0] == 0
+    assert "Finished already" in flashback(*command)[1]
+    HOSTS._entries.pop("own")
+    Path("own.py").write_text(OWN + "    # changed\n")
+    code, out, err = flashback(*command)
+    assert (code, out) == (2, "")
+    assert "was made with other code" in err
 
 
 def test_an_option_may_be_repeated_by_set(flashback: Command, bare: list[str]) -> None:
@@ -226,8 +286,6 @@ def test_processes_whose_parent_is_killed_save_their_state_and_end_quietly(tiny:
 def test_resume_finishes_what_was_interrupted(
     flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flashback.training.trainer import Trainer
-
     options = ("--set", "host.memory_size=12", "--set", "checkpoint.epochs=1", *tiny)
     assert flashback("run", "icarl", "--flashback", "--out", "whole", *options)[0] == 0
     run_task = Trainer.run_task
@@ -245,3 +303,27 @@ def test_resume_finishes_what_was_interrupted(
     assert (code, err) == (0, "")
     assert_printed(read_record(Path("whole")), out)
     assert read_record(Path("parts")).results == read_record(Path("whole")).results
+
+
+@pytest.mark.parametrize("command", [["resume", "parts"], ["run", "parts/config.yaml", "--out", "parts"]])
+def test_a_run_that_goes_on_is_named_as_before(
+    bare: list[str], command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the task it was stopped in, which it does not begin again."""
+    emit = Trainer.emit
+
+    def stop_in_second_task(self: Trainer, event: str, **values: Any) -> None:
+        if (event, self.host.task.index, values.get("epoch")) == ("epoch", 1, 1):
+            raise KeyboardInterrupt
+        emit(self, event, **values)
+
+    def told(*arguments: str) -> list[str]:
+        with pytest.raises(SystemExit):
+            main([*arguments])
+        return [line.partition(", average")[0] for line in capsys.readouterr().err.splitlines()]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "emit", stop_in_second_task)
+        often = ("--set", "checkpoint.epochs=1")
+        assert told("run", "finetune", "--out", "parts", *bare, *often) == ["finetune: task 1 of 3", "interrupted"]
+    assert told(*command) == ["finetune: task 2 of 3", "finetune: task 3 of 3"]

@@ -126,3 +126,52 @@ def test_a_dry_run_tells_what_is_done_and_what_is_missing(
     assert "The data of cifar10 are missing; put " in out
     assert "flashback for finetune" in out
     assert sorted(workplace.rglob("*")) == before
+
+
+# ---------------------------------------------------------------- a run that is there
+
+
+def test_a_folder_shows_its_settings_and_results(flashback: Command, bare: list[str]) -> None:
+    results = flashback("run", "lwf-mc", "--seed", 3, "--out", "out", *bare)[1]
+    for name in ("out", "out/config.yaml"):
+        code, out, err = flashback("show", name)
+        assert (code, err) == (0, "")
+        found = rows(out)
+        assert found["training.lr"] == ["0.3"]
+        assert found["benchmark.sizes"] == ["[2, 2, 2]"]
+        assert found["seed"] == ["3"]
+        assert "lwf-mc without flashback on tiny.npz, recipe defaults" in " ".join(out.split())
+        assert out.endswith(results)
+
+
+def test_an_unfinished_run_is_said_to_be_so(flashback: Command, bare: list[str]) -> None:
+    flashback("run", "finetune", "--out", "out", *bare)
+    (Path("out") / "results.json").unlink()
+    code, out, _ = flashback("show", "out")
+    assert code == 0
+    assert rows(out)["host.name"] == ["finetune"]
+    assert out.endswith("Not finished; `flashback resume out` goes on with it.\n")
+
+
+def test_a_run_that_is_there_takes_no_settings(flashback: Command, bare: list[str]) -> None:
+    flashback("run", "finetune", "--out", "out", *bare)
+    code, out, err = flashback("show", "out", "--set", "training.lr=3")
+    assert (code, out) == (2, "")
+    assert "the run in out has its settings already" in err
+
+
+def test_a_record_of_a_host_that_is_not_here_is_shown(flashback: Command, bare: list[str]) -> None:
+    flashback("run", "finetune", "--out", "out", *bare)
+    config = Path("out/config.yaml")
+    config.write_text(config.read_text().replace("name: finetune", "name: somebodys"))
+    code, out, _ = flashback("show", "out")
+    assert code == 0
+    assert "somebodys without flashback on tiny.npz, seed 0" in out
+
+
+def test_a_torn_record_is_one_sentence(flashback: Command, bare: list[str]) -> None:
+    flashback("run", "finetune", "--out", "out", *bare)
+    Path("out/results.json").write_text("{")
+    code, _, err = flashback("show", "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the record in out cannot be shown" in err

@@ -46,7 +46,11 @@ def refusal(values: dict[str, Any]) -> str:
         ({"trainig": {}}, "unknown key 'trainig'; did you mean 'training'?"),
         ({"training": {"epoch": 3}}, "unknown key 'training.epoch'; did you mean 'training.epochs'?"),
         ({"host": {"name": "icarl", "memory": 3}}, "unknown key 'host.memory'; did you mean 'host.memory_size'?"),
-        ({"host": {"name": "icrl"}}, "unknown host 'icrl'; did you mean 'icarl'? (hosts from a file need --host-file)"),
+        (
+            {"host": {"name": "icrl"}},
+            "unknown host 'icrl'; did you mean 'icarl'? (a file with hosts of your own is imported first, on the "
+            "command line by --host-file)",
+        ),
         ({"training": 3}, "training is a mapping of keys, not 3"),
         ({"training": None}, "training is a mapping of keys, not None"),
         ({"training": {"epochs": 3.0}}, "training.epochs is a whole number, not 3.0"),

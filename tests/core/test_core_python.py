@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import flashback as fb
 from flashback.records import RunFolder, read_record
 from flashback.reports import read_report
 from flashback.speed import read_bench
-from helpers import quick_config, tiny_benchmark
+from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
 # ---------------------------------------------------------------- devices
 
@@ -63,6 +65,116 @@ def test_a_mistyped_setting_of_flashback_is_named() -> None:
 def test_a_run_needs_a_configuration() -> None:
     with pytest.raises(fb.FlashbackError, match=r"fb\.configure\(host, benchmark\)"):
         fb.run("icarl")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fb.build_host("icarl", "split-fashion-mini"), "not str; load it with fb.load_benchmark"),
+        (lambda: fb.build_host(3, tiny_benchmark()), "the name of a host or what fb.configure returns, not int"),
+        (lambda: fb.train("icarl"), "not str; build one with fb.build_host"),
+        (lambda: fb.train(quick_host("finetune"), "split-fashion-mini"), "not str; load it with fb.load_benchmark"),
+        (lambda: fb.Flashback(quick_flashback("lwf-mc")), "wraps a host that stands alone, not Flashback"),
+        (lambda: fb.Flashback("lwf-mc"), "wraps a host that stands alone, not str"),
+    ],
+)
+def test_other_things_are_refused_with_one_sentence(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(fb.FlashbackError, match=said):
+        call()
+
+
+def test_a_result_says_what_it_holds() -> None:
+    result = fb.train(quick_host("finetune"))
+    with pytest.raises(fb.FlashbackError, match=r"a result has class_incremental and task_incremental, not 'linear'"):
+        result["linear"]
+
+
+# ---------------------------------------------------------------- nothing a configuration says is dropped
+
+
+def test_settings_beside_a_configuration_are_refused() -> None:
+    with pytest.raises(fb.FlashbackError, match=r"give epochs, memry to fb\.configure, not fb\.build_host"):
+        fb.build_host(quick_config("icarl"), tiny_benchmark(), epochs=3, memry=5)
+    assert fb.build_host("lwf-mc", tiny_benchmark(), "cpu", epochs=3).config.training.epochs == 3
+
+
+def test_flashback_is_not_dropped() -> None:
+    host = fb.build_host(quick_config("lwf-mc", flashback=True, flashback__alpha=0.3), tiny_benchmark(), "cpu")
+    with pytest.raises(fb.FlashbackError, match=r"train fb\.Flashback\(host\), or give the configuration to fb\.run"):
+        fb.train(host)
+    assert not host.trained
+    assert fb.Flashback(host).settings.alpha == 0.3
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"name": "other"}, "benchmark.name is 'other' in the configuration but 'tiny'"),
+        ({"sizes": [4, 3]}, r"benchmark.sizes is \[4, 3\] in the configuration but \[2, 3, 2\]"),
+        ({"sizes": [2, 3, 2], "tasks": 2}, r"benchmark.sizes is \[2, 3\] in the configuration but \[2, 3, 2\]"),
+        ({"tasks": 2}, "benchmark.tasks is 2 in the configuration but 3"),
+        ({"order": [6, 5, 4, 3, 2, 1, 0]}, r"benchmark.order is \(6, 5, .* but \(0, 1,"),
+        ({"order": 1993}, "benchmark.order is"),
+    ],
+)
+def test_a_benchmark_that_contradicts_the_configuration_is_refused(chosen: dict[str, Any], said: str) -> None:
+    config = quick_config("finetune", **{f"benchmark__{key}": value for key, value in chosen.items()})
+    with pytest.raises(fb.FlashbackError, match=said):
+        fb.build_host(config, tiny_benchmark((2, 3, 2)), "cpu")
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"name": "data/tiny.npz"},
+        {"sizes": [2, 3, 2], "order": "identity", "tasks": 3},
+        {"sizes": [2, 3, 2, 4], "tasks": 3},
+        {"order": [0, 1, 2, 3, 4, 5, 6]},
+    ],
+)
+def test_a_benchmark_that_is_what_the_configuration_says_is_taken(chosen: dict[str, Any]) -> None:
+    config = quick_config("finetune", **{f"benchmark__{key}": value for key, value in chosen.items()})
+    assert fb.build_host(config, tiny_benchmark((2, 3, 2)), "cpu").config is config
+
+
+@pytest.mark.parametrize("settings", [{"flashback.alpha": 3.0}, {"flashback": {"alpha": 3.0}}])
+def test_settings_of_flashback_need_flashback(settings: dict[str, Any]) -> None:
+    with pytest.raises(fb.FlashbackError, match=r"flashback\.alpha does nothing without flashback; .* flashback=True"):
+        fb.configure("icarl", settings=settings)
+    assert fb.configure("icarl", flashback=True, settings=settings).flashback.alpha == 3.0
+    assert fb.configure("icarl", settings={**settings, "flashback.enabled": True}).flashback.alpha == 3.0
+    host_arm = fb.configure("icarl", flashback=False, settings=settings)
+    assert not host_arm.flashback.enabled
+    assert not fb.configure("icarl").flashback.enabled
+
+
+def test_a_mistyped_setting_is_named_before_it_is_found_idle() -> None:
+    with pytest.raises(fb.FlashbackError, match=r"unknown key 'flashback\.alpah'; did you mean 'flashback\.alpha'"):
+        fb.configure("icarl", settings={"flashback.alpah": 3.0})
+
+
+# ---------------------------------------------------------------- progress
+
+
+def expected_lines(result: fb.TrainingResult) -> list[str]:
+    rows = result["class_incremental"]["matrix"]
+    means = [sum(row[: k + 1]) / (k + 1) for k, row in enumerate(rows)]
+    return [f"task {k + 1} of {len(rows)}: average accuracy {mean:.1f} %" for k, mean in enumerate(means)]
+
+
+def test_a_line_is_printed_for_every_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = fb.train(quick_host("finetune"), progress=True)
+    assert capsys.readouterr().out.splitlines() == expected_lines(result)
+    settings = {"training.epochs": 1, "training.batch_size": 500, "benchmark.tasks": 2}
+    for out in (None, tmp_path / "run"):
+        result = fb.run(fb.configure("finetune", settings=settings), device="cpu", out=out, progress=True)
+        assert capsys.readouterr().out.splitlines() == expected_lines(result)
+
+
+def test_nothing_is_printed_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    fb.train(quick_host("finetune"))
+    assert capsys.readouterr().out == ""
 
 
 # ---------------------------------------------------------------- what a notebook shows

@@ -385,7 +385,7 @@ def test_a_foreign_configuration(dataset: Path, tmp_path: Path) -> None:
         flashback.run(other, out=tmp_path / "run", device="cpu")
     assert str(caught.value) == (
         f"{tmp_path / 'run'} holds an unfinished run of another configuration "
-        "(differs in training.epochs, training.lr); choose another --out"
+        "(differs in training.epochs, training.lr); choose another folder (out, --out on the command line)"
     )
 
 

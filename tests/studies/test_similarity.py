@@ -77,6 +77,7 @@ def test_a_loaded_network_predicts_as_it_did(runs: dict[str, Path]) -> None:
 
     results = json.loads((runs["flashback"] / "results.json").read_text())
     host = load_trained(runs["flashback"], device="cpu")
+    assert not any(module.training for module in host.modules())
     row = evaluate(host, host.benchmark.tasks)["linear"]["class_incremental"]
     assert row == results["class_incremental"]["matrix"][-1]
 
@@ -85,7 +86,7 @@ def test_what_cannot_be_compared_is_refused(runs: dict[str, Path], tmp_path: Pat
     with pytest.raises(FlashbackError, match="not a run record"):
         compare_representations(tmp_path, runs["flashback"], runs["joint"], device="cpu")
     other = tmp_path / "other"
-    run(configure("joint", settings={**SETTINGS, "benchmark.tasks": 3}), out=other, device="cpu")
+    run(configure("joint", flashback=False, settings={**SETTINGS, "benchmark.tasks": 3}), out=other, device="cpu")
     with pytest.raises(FlashbackError, match="other tasks"):
         compare_representations(runs["host"], runs["flashback"], other, device="cpu")
 
@@ -120,7 +121,7 @@ def test_runs_on_other_benchmarks_are_refused(runs: dict[str, Path], tmp_path: P
 
 
 def test_another_seed_is_told(runs: dict[str, Path], tmp_path: Path) -> None:
-    run(configure("lwf-mc", seed=1, settings=SETTINGS), out=tmp_path / "other", device="cpu")
+    run(configure("lwf-mc", flashback=False, seed=1, settings=SETTINGS), out=tmp_path / "other", device="cpu")
     with pytest.warns(UserWarning, match="have the seeds 1 and 0: they differ by more than flashback"):
         found = compare_representations(tmp_path / "other", runs["flashback"], runs["joint"], device="cpu")
     assert found["seeds"] == {"host": 1, "flashback": 0, "reference": 0}

@@ -7,9 +7,9 @@ import math
 import os
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -39,12 +39,39 @@ def read_npz(path: Path, classes: int | None = None) -> Source:
     return from_arrays(arrays, path, classes)
 
 
+def read_mapping(given: Mapping[str, Any], name: str) -> Source:
+    """The same four arrays from memory, checked as those of a file; tensors and lists will do."""
+    if missing := [key for key in KEYS if key not in given]:
+        raise FlashbackError(_lacking(name, missing[0]))
+    arrays = [_as_array(given[key], key, name) for key in KEYS]
+    for key, array in zip(KEYS, arrays, strict=True):
+        _check_layout(key, array.shape, array.dtype, name)
+    return from_arrays(arrays, name, None)
+
+
+def _as_array(value: Any, key: str, name: str) -> Array:
+    try:
+        return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError):  # bfloat16, which numpy lacks, and lists of unequal lengths
+        raise FlashbackError(f"{name}: '{key}' cannot be made an array; give a numpy array or a tensor") from None
+
+
+def _lacking(path: Path | str, key: str) -> str:
+    return f"{path} has no array '{key}'; it needs {', '.join(KEYS)}"
+
+
+def count_classes(path: Path) -> int:
+    """How many classes an .npz has, by its labels alone."""
+    with reading(path), zipfile.ZipFile(path) as archive:
+        return len(np.unique(_member(archive, "y_train", path)))
+
+
 def _member(archive: zipfile.ZipFile, key: str, path: Path) -> Array:
     """One array, read only after its declared shape, type and size have been found plausible."""
     try:
         info = archive.getinfo(f"{key}.npy")
     except KeyError:
-        raise FlashbackError(f"{path} has no array '{key}'; it needs {', '.join(KEYS)}") from None
+        raise FlashbackError(_lacking(path, key)) from None
     with archive.open(info) as stream:
         shape, dtype = _header(stream)
         declared = stream.tell() + math.prod(shape) * dtype.itemsize
@@ -69,7 +96,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     return shape, dtype
 
 
-def _check_layout(key: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], path: Path) -> None:
+def _check_layout(key: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], path: Path | str) -> None:
     if key.startswith("y"):
         fits, wanted = dtype.kind in "iu" and len(shape) == 1, "integers [n]"
     else:
@@ -79,7 +106,7 @@ def _check_layout(key: str, shape: tuple[int, ...], dtype: np.dtype[np.generic],
         raise FlashbackError(f"{path}: '{key}' is {dtype} {list(shape)}; it must be {wanted}, and not empty")
 
 
-def from_arrays(arrays: Iterable[Array], path: Path, classes: int | None) -> Source:
+def from_arrays(arrays: Iterable[Array], path: Path | str, classes: int | None) -> Source:
     """A source over images [n, H, W(, C)] and labels, each pair checked against the other."""
     x_train, y_train, x_test, y_test = arrays
     x_train, x_test = (x if x.ndim == 4 else x[..., None] for x in (x_train, x_test))

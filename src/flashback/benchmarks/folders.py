@@ -33,6 +33,10 @@ def read_folder(root: Path) -> Source:
     return from_files(store, train_files, test_files, names, LARGE_SIDE if large else None)
 
 
+def count_class_folders(root: Path) -> int:
+    return len(_class_folders(root / "train"))
+
+
 def read_imagenet100(train: Path) -> Source:
     """train/<wnid>/* and val/<wnid>/*: the 100 classes that are there, or the seed-1993 choice from all 1000."""
     names = _class_folders(train)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from flashback.benchmarks.arrays import read_npz
+from flashback.benchmarks.arrays import KEYS, read_mapping, read_npz
 from flashback.benchmarks.folders import read_folder
-from flashback.benchmarks.orders import Order, class_order, task_ranges
+from flashback.benchmarks.orders import Order, Sizes, class_order, read_sizes, task_ranges, task_sizes
 from flashback.benchmarks.pools import Array, Pool, Source
 from flashback.benchmarks.sources import fetch_files, find_files, find_source, say_missing
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
@@ -20,29 +21,30 @@ from flashback.benchmarks.tasks import Benchmark, Images, Task
 from flashback.errors import FlashbackError
 
 SKETCHED_SIDE = 16  # pixels that every backbone can halve three times and still find several
+IN_MEMORY = "arrays"  # the name of a benchmark that has neither a name nor a path
 MEASURED_IMAGES = 2_000  # give the mean and deviation of a dataset without published ones
 
 
 def load_benchmark(
-    name: str | Path,
+    name: str | Path | Mapping[str, Any],
     *,
     data: str | Path | None = None,
     order: Order | None = None,
-    sizes: Sequence[int] | None = None,
+    sizes: Sizes | None = None,
     validation: float = 0.0,
     seed: int = 0,
     download: bool = True,
     tasks: int | None = None,
     sketch: bool = False,
 ) -> Benchmark:
-    """A named benchmark, or a path to an .npz or a folder of images with the `sizes` of its tasks.
+    """A named benchmark, or with the `sizes` of its tasks: the path of an .npz or of a folder of images, or a mapping.
 
+    A mapping has the arrays or tensors of an .npz: x_train, y_train, x_test, y_test.
     `validation` cuts that fraction of each class's training images (seeded) and tests on them, never on the test set.
     A `sketch` has the labels with a few pixels of noise for images, which are not decoded: enough to count by.
     """
     _check_folder(data)
-    name = str(name)
-    spec, source = (BENCHMARKS[name], None) if name in BENCHMARKS else _from_path(name, sizes)
+    spec, source = _choose(name, sizes)
     dataset = spec.dataset
     labels = class_order(spec.order if order is None else order, dataset.classes)
     ranges = _first(tasks, task_ranges(spec.sizes if sizes is None else sizes, dataset.classes))
@@ -87,18 +89,36 @@ def _own_path(name: str) -> Path:
     return path
 
 
-def _from_path(name: str, sizes: Sequence[int] | None) -> tuple[Spec, Source]:
-    """A benchmark of the user's own files; what is published for named ones is read off the images."""
-    path = _own_path(name)
+def _choose(name: str | Path | Mapping[str, Any], sizes: Sizes | None) -> tuple[Spec, Source | None]:
+    """What a benchmark is made of; images that come with a name are found later."""
+    if isinstance(name, Mapping):
+        own_sizes = _given(sizes, "a mapping of arrays")
+        return _own_spec(IN_MEMORY, read_mapping(name, "the mapping"), own_sizes)
+    if not isinstance(name, str | Path):
+        raise FlashbackError(
+            f"fb.load_benchmark takes a name, a path or a mapping of {', '.join(KEYS)}, not {type(name).__name__}"
+        )
+    if str(name) in BENCHMARKS:
+        return BENCHMARKS[str(name)], None
+    path = _own_path(str(name))
+    own_sizes = _given(sizes, str(path))
+    read = read_npz if path.suffix == ".npz" or path.is_file() else read_folder
+    return _own_spec(path.stem, read(path), own_sizes)
+
+
+def _given(sizes: Sizes | None, what: str) -> Sizes:
     if sizes is None:
         raise FlashbackError(
-            f"{path} says nothing about tasks; give their sizes, such as --set benchmark.sizes=[2,2,2] for 6 classes "
-            "in 3 tasks"
+            f"{what} says nothing about tasks; give their sizes, such as --set benchmark.sizes=2 (in Python "
+            "sizes=2) for two classes a task, or [4,2,2] for three tasks"
         )
-    read = read_npz if path.suffix == ".npz" or path.is_file() else read_folder
-    source = read(path)
-    dataset = Dataset(path.stem, len(source.class_names), source.image, (), (), (str(path),), read)
-    return Spec(path.stem, dataset, tuple(sizes)), source
+    return read_sizes(sizes)
+
+
+def _own_spec(name: str, source: Source, sizes: Sizes) -> tuple[Spec, Source]:
+    """A benchmark of the user's own images; what is published for named ones is read off them."""
+    dataset = Dataset(name, len(source.class_names), source.image, (), (), (), lambda path: source)
+    return Spec(name, dataset, task_sizes(sizes, dataset.classes)), source
 
 
 def _first(count: int | None, ranges: list[range]) -> list[range]:

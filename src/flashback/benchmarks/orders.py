@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 
+from flashback.config import shown
 from flashback.errors import FlashbackError
 
 Order = str | int | Sequence[int]
+Sizes = Sequence[int] | int | str
+SUMMAND = re.compile(r"(?:(?P<count>\d{1,5})\s*x\s*)?(?P<size>\d{1,5})")  # 5x10: five tasks of ten; 50: one of fifty
+MOST_TASKS = 10_000
 
 
 def class_order(order: Order, classes: int) -> tuple[int, ...]:
@@ -40,8 +46,56 @@ def imagenet100_classes() -> list[int]:
     return sorted(_seeded(1993, 1000)[:100])
 
 
-def task_ranges(sizes: Sequence[int], classes: int) -> list[range]:
+def read_sizes(sizes: Sizes) -> tuple[int, ...] | int:
+    """How many classes each task brings: as a list says, or a text such as 50+5x10; a number is that of equal tasks."""
+    if isinstance(sizes, str):
+        return _read_text(sizes)
+    if not all(_is_whole(size) for size in (sizes if isinstance(sizes, Sequence) else [sizes])):
+        raise _wrong_sizes(sizes)
+    return tuple(int(size) for size in sizes) if isinstance(sizes, Sequence) else int(sizes)
+
+
+def _read_text(text: str) -> tuple[int, ...] | int:
+    """`5x2` is five tasks of two classes, `50 + 5x10` one of 50 and five of ten."""
+    parts = [SUMMAND.fullmatch(part.strip()) for part in text.split("+")]
+    counted = [(int(part["count"] or 1), int(part["size"])) for part in parts if part is not None]
+    if len(counted) < len(parts) or not 1 <= sum(count for count, _ in counted) <= MOST_TASKS:
+        raise _wrong_sizes(text)
+    if text.strip().isdecimal():
+        return counted[0][1]
+    return tuple(size for count, size in counted for _ in range(count))
+
+
+def _is_whole(size: object) -> bool:
+    return isinstance(size, Integral) and not isinstance(size, bool)
+
+
+def _wrong_sizes(sizes: object) -> FlashbackError:
+    listed = isinstance(sizes, str) and re.fullmatch(r"\d+(\s*,\s*\d+)+", sizes.strip())
+    instead = f"; write [{sizes}]" if listed else ""
+    return FlashbackError(
+        "the task sizes (benchmark.sizes) are a list such as [4, 3, 3], a number such as 2 for equal tasks of two "
+        f"classes, or a text such as 5x2 or 50+5x10, not {shown(sizes)}{instead}"
+    )
+
+
+def task_sizes(sizes: Sizes, classes: int) -> tuple[int, ...]:
+    """The size of every task, once it is known how many classes there are to make equal tasks of."""
+    read = read_sizes(sizes)
+    if isinstance(read, tuple):
+        return read
+    if read < 1 or classes % read:
+        fitting = ", ".join(str(size) for size in range(1, classes + 1) if classes % size == 0)
+        raise FlashbackError(
+            f"{classes} classes make no equal tasks of {read}; give a size among {fitting}, or the size of every task, "
+            "such as [4, 3, 3]"
+        )
+    return (read,) * (classes // read)
+
+
+def task_ranges(sizes: Sizes, classes: int) -> list[range]:
     """The contiguous class range of each task."""
+    sizes = task_sizes(sizes, classes)
     if not sizes or min(sizes) < 1 or sum(sizes) != classes:
         raise FlashbackError(
             f"the task sizes {list(sizes)} sum to {sum(sizes)}, but the dataset has {classes} classes; "

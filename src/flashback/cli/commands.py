@@ -10,26 +10,28 @@ import typer
 from flashback import __version__ as flashback_version
 from flashback.cli import report, show, speed, studies, tables
 from flashback.cli.options import (
-    STANDS_FOR,
     Data,
     Device,
     HostFile,
     Jobs,
     Set,
     Track,
+    check_one_run,
     parse_settings,
     say_missing_recipe,
 )
 from flashback.cli.progress import ProgressView, output
-from flashback.config import RunConfig, read_yaml, set_dotted, within
+from flashback.config import RunConfig, read_yaml, set_dotted, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
-from flashback.recipes import config_from_dict, configure
-from flashback.records import dotted, read_record
+from flashback.recipes import config_from_dict, configure, resolved
+from flashback.recipes.configure import check_flashback_is_on
+from flashback.records import RunFolder, differing_keys, is_begun, is_finished, read_config
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
 from flashback.training.compare import compare as compare_arms
+from flashback.training.jobs import FLASHBACK, HOST, Job, Place, check_code
 from flashback.training.trackers import make_tracker
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -65,7 +67,7 @@ def options(
 @app.command("list")
 def list_names(
     what: Annotated[
-        str | None, typer.Argument(help="hosts, benchmarks, nets, recipes or sweeps; default: all.")
+        str | None, typer.Argument(help="hosts, benchmarks, nets, recipes or sweeps; default: the first three.")
     ] = None,
     host_file: HostFile = None,
 ) -> None:
@@ -74,8 +76,10 @@ def list_names(
         raise unknown("list", what, tables.LISTS)
     find_hosts(host_file)
     console = output()
-    for name in [what] if what else tables.LISTS:
+    for name in [what] if what else tables.SHORT_LISTS:
         console.print(tables.LISTS[name]())
+    if what is None:
+        console.print(tables.further_lists())
 
 
 @app.command()
@@ -94,9 +98,11 @@ def run(
     track: Track = None,
     settings: Set = None,
 ) -> None:
-    """Train one host, bare or with flashbacks (of a config.yaml: off with --set flashback.enabled=false).
+    """Train one host, bare or with flashbacks.
 
-    It is measured after every task, in both settings, and leaves its record in a folder.
+    It is measured after every task, in both settings, and leaves its record in a folder. The same command goes on with
+    what was interrupted, and shows what is finished. Of a config.yaml, flashbacks are turned off with --set
+    flashback.enabled=false.
     """
     find_hosts(host_file)
     options = {"--benchmark": benchmark, "--seed": seed, "--flashback": flashback or None, "--recipe": recipe}
@@ -114,11 +120,15 @@ def run(
         say_missing_recipe(host, config.benchmark.name, own.get("recipe", DEFAULT_RECIPE))
     check_flashback_is_on(config, own)
     folder = out or default_folder(config)
+    if is_done(config, folder):
+        show.show_run(folder)
+        output().print("Finished already, with the same settings: nothing was trained.", soft_wrap=True)
+        return
     trackers = [make_tracker(name, config, folder) for name in track or []]
     with ProgressView() as view:
-        watching = [view.watch(config.host.name), *trackers]
+        watching = [view.watch(config.host.name, known_of(folder)[1]), *trackers]
         run_config(config, out=folder, data=data, device=device, observers=watching)
-    show_run(folder)
+    show.show_run(folder)
 
 
 @app.command()
@@ -130,9 +140,10 @@ def resume(
 ) -> None:
     """Go on with a run, exactly where it stopped."""
     find_hosts(host_file)
+    check_one_run(folder)
     with ProgressView() as view:
-        resume_run(folder, data=data, device=device, observers=[view.watch(folder.name)])
-    show_run(folder)
+        resume_run(folder, data=data, device=device, observers=[view.watch(*known_of(folder))])
+    show.show_run(folder)
 
 
 @app.command()
@@ -194,12 +205,6 @@ speed.register(app)
 # ---------------------------------------------------------------- from options to what the functions want
 
 
-def check_flashback_is_on(config: RunConfig, own: dict[str, Any]) -> None:
-    """Settings of flashback do nothing without it, which whoever gives them does not expect."""
-    idle = [key for key in dotted(own) if key.startswith("flashback.") and key != STANDS_FOR["--flashback"]]
-    within(config.flashback.enabled or not idle, f"{', '.join(idle)} does nothing without flashback; add --flashback")
-
-
 def choose_seeds(count: int | None, listed: str | None) -> list[int]:
     within(count is None or listed is None, "give --seeds or --seed-list, not both")
     if listed is None:
@@ -227,8 +232,20 @@ def default_folder(config: RunConfig) -> Path:
     return Path("runs") / f"{config.host.name}-{Path(config.benchmark.name).stem}-{arm}-seed{config.seed}"
 
 
-def show_run(folder: Path) -> None:
-    record, console = read_record(folder), output()
-    console.print(tables.run_table(record))
-    console.print(tables.run_cost(record), soft_wrap=True)
-    console.print(f"Record: {folder}", soft_wrap=True)
+def is_done(config: RunConfig, folder: Path) -> bool:
+    """Whether the folder holds the finished run of these settings; what is wrong with another, `run` says."""
+    if not (is_begun(folder) and is_finished(folder)):
+        return False
+    values = resolved(to_dict(config))
+    if differing_keys(resolved(read_config(folder)), values, ignored=["checkpoint"]):
+        return False
+    arm = FLASHBACK if config.flashback.enabled else HOST
+    check_code(Job(arm, config.seed, values, folder, Place(None, "cpu", None)))
+    return True
+
+
+def known_of(folder: Path) -> tuple[str, int | None]:
+    """The host and the number of tasks of a run that has begun; of another, its name."""
+    known = RunFolder(folder).read_run()
+    sizes = known.get("task_sizes")
+    return str(known.get("host", folder.name)), len(sizes) if isinstance(sizes, list) else None

@@ -12,7 +12,8 @@ from flashback.config import parse_assignment, within
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import lacks_recipe
-from flashback.records import dotted
+from flashback.records import dotted, is_begun
+from flashback.training.compare import runs_in
 
 Data = Annotated[Path | None, typer.Option(help="The folder the datasets are in.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -21,10 +22,13 @@ Jobs = Annotated[
     int | None,
     typer.Option(help="How many runs go on at a time; default: one on a CPU, on a GPU as many as make all faster."),
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", help="key=value for any setting, e.g. training.epochs=20.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, e.g. training.epochs=20; may be repeated."),
+]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="tensorboard, wandb or mlflow; may be repeated."),
+    typer.Option("--track", metavar="TRACKER", help="tensorboard, wandb or mlflow; may be repeated."),
 ]
 
 STANDS_FOR = {  # options that have a setting of their own
@@ -53,3 +57,20 @@ def say_missing_recipe(host: str, benchmark: str, recipe: str, host_file: Path |
     known = host in HOSTS and (benchmark in BENCHMARKS or Path(benchmark).exists())
     if known and lacks_recipe(host, benchmark, recipe):
         typer.echo(f"no {recipe} recipe for {host} on {benchmark}; the defaults are used", err=True)
+
+
+def check_one_run(folder: Path) -> None:
+    """A folder of many runs is told what to do with them; of one without any, others will say so."""
+    if is_begun(folder):
+        return
+    report = f"`flashback report {folder}` shows what is finished"
+    within(
+        not runs_in(folder),
+        f"{folder} is the folder of a comparison: the same `flashback compare` command goes on with it, {report}",
+    )
+    first = next(iter(sorted(folder.rglob("config.yaml"))), None) if folder.is_dir() else None
+    within(
+        first is None,
+        f"{folder} holds many runs: the `flashback sweep` or `flashback tune` command goes on with them, {report}, "
+        "or give the folder of one run",
+    )

@@ -42,17 +42,16 @@ class ProgressView:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.progress.stop()
 
-    def watch(self, name: str) -> Observer:
-        return RunLine(self.progress, name)
+    def watch(self, name: str, tasks: int | None = None) -> Observer:
+        return RunLine(self.progress, name, tasks)
 
 
 class RunLine:
     """Observes one run and keeps its line up to date."""
 
-    def __init__(self, progress: Progress, name: str) -> None:
-        self.progress, self.name = progress, name
+    def __init__(self, progress: Progress, name: str, tasks: int | None) -> None:
+        self.progress, self.name, self.tasks = progress, name, tasks  # a run that goes on does not tell its tasks again
         self.line: TaskID = progress.add_task(name, total=None, state="starting")
-        self.tasks: int | None = None
 
     def __call__(self, event: Event) -> None:
         kind = event["event"]
@@ -68,7 +67,7 @@ class RunLine:
 
     def tell(self, event: Event, is_last: bool) -> None:
         if self.progress.disable or is_last:
-            of_all = f" of {self.tasks}" if self.tasks else ""  # a resumed run does not say it in its first task
+            of_all = f" of {self.tasks}" if self.tasks else ""
             where = f"task {event['task'] + 1}{of_all}, " if self.progress.disable else ""
             say = self.progress.console.print
             say(f"{self.name}: {where}average accuracy {final_accuracy(event):.1f}", soft_wrap=True)

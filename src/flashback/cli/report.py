@@ -36,7 +36,10 @@ def register(app: typer.Typer) -> None:
 
 
 def report(folders: Folders, out: Out = None, form: Form = "html", plots: Plots = None) -> None:
-    """Read every finished run below the folders and write one page with the answers, tables and charts."""
+    """Write a page with the answers of all finished runs.
+
+    Every finished run below the folders is read; the page has tables and charts too.
+    """
     found = read_report(folders)
     for name, reason in found.skipped.items():
         typer.echo(f"left out: {name}: {reason}", err=True)

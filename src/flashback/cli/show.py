@@ -1,4 +1,4 @@
-"""The command that tells what a run would be, and makes none."""
+"""The command that tells what a run would be, or is, and makes none."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from rich.table import Table
 
 from flashback.benchmarks.load import missing_data
 from flashback.cli import tables
-from flashback.cli.options import Data, HostFile, Set, parse_settings, say_missing_recipe
+from flashback.cli.options import Data, HostFile, Set, check_one_run, parse_settings, say_missing_recipe
 from flashback.cli.progress import output
-from flashback.config import RunConfig, to_dict
+from flashback.config import RunConfig, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import Recipe, configure, find_recipe
 from flashback.recipes.catalogue import read_recipe_file
-from flashback.records import dotted
+from flashback.records import dotted, is_finished, read_config
+from flashback.reports.reading import read_run
 from flashback.reports.words import plural
 from flashback.training.ahead import count_ahead
 from flashback.training.jobs import ARMS, FLASHBACK
@@ -33,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    host: Annotated[str, typer.Argument(help="The method, e.g. icarl; see `flashback list hosts`.")],
+    host: Annotated[str, typer.Argument(help="The method, e.g. icarl, or the folder of a run.")],
     benchmark: Annotated[str | None, typer.Option(help="A name, an .npz or a folder.")] = None,
     flashback: Annotated[bool, typer.Option("--flashback", help="The settings of the arm with flashbacks.")] = False,
     recipe: Annotated[str | None, typer.Option(help="controlled, anchor, as-published, defaults, or a file.")] = None,
@@ -41,10 +42,18 @@ def show(
     host_file: HostFile = None,
     settings: Set = None,
 ) -> None:
-    """What a run would do: every setting with its source, and what both arms would cost. Nothing is trained."""
+    """What a run would do, or did.
+
+    Of a method, every setting with its source and what both arms would cost; of a folder, the settings of the run in it
+    and, once it is finished, its results. Nothing is trained.
+    """
     find_hosts(host_file)
     given = parse_settings(settings, {"--benchmark": benchmark, "--recipe": recipe, "--flashback": flashback or None})
-    config = configure(host, settings=given)
+    if host not in HOSTS and (folder := folder_of(host)) is not None:
+        within(not given, f"the run in {folder} has its settings already; leave the options away")
+        show_folder(folder)
+        return
+    config = configure(host, flashback=False, settings=given)
     chosen = config.benchmark.name
     say_missing_recipe(host, chosen, str(given.get("recipe", "controlled")))
     console = output()
@@ -56,12 +65,47 @@ def show(
         console.print(f"What a run costs is not known before the data are there: {missing}.", soft_wrap=True)
 
 
+# ---------------------------------------------------------------- a run that is there
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder of a run, named itself or by its config.yaml."""
+    path = Path(name)
+    return path if path.is_dir() else path.parent if path.name == "config.yaml" else None
+
+
+def show_folder(folder: Path) -> None:
+    check_one_run(folder)
+    settings = dotted(read_config(folder))
+    names = (settings.get(key) for key in ("host.name", "flashback.enabled", "benchmark.name"))
+    table = tables.make_table(f"{tables.titled(*names)}, recipe {settings.get('recipe')}", "setting", "value", texts=2)
+    for key, value in settings.items():
+        table.add_row(key, shown(value))
+    output().print(table)
+    if is_finished(folder):
+        show_run(folder)
+    else:
+        output().print(f"Not finished; `flashback resume {folder}` goes on with it.", soft_wrap=True)
+
+
+def show_run(folder: Path) -> None:
+    """The results of a finished run, and what they cost."""
+    try:
+        run = read_run(folder, str(folder))
+    except FlashbackError as error:
+        raise FlashbackError(f"the record in {folder} cannot be shown: {error}") from None
+    console = output()
+    console.print(tables.run_table(run))
+    console.print(tables.run_cost(run.record), soft_wrap=True)
+    console.print(f"Record: {folder}", soft_wrap=True)
+
+
 # ---------------------------------------------------------------- settings and their sources
 
 
 def settings_table(config: RunConfig, given: Collection[str]) -> Table:
-    arm = "with flashback" if config.flashback.enabled else "without flashback"
-    title = f"{config.host.name} {arm} on {config.benchmark.name}, recipe {config.recipe}"
+    names = (config.host.name, config.flashback.enabled, config.benchmark.name)
+    title = f"{tables.titled(*names)}, recipe {config.recipe}"
     table = tables.make_table(title, "setting", "value", "from", texts=3)
     sources = recipe_sources(config)
     for key, value in dotted(to_dict(config)).items():

@@ -37,22 +37,30 @@ def bench(
     ] = None,
     batch: Annotated[
         Numbers,
-        typer.Option(help="A batch size; may be repeated; default: those of the device, and 32 for whole runs."),
+        typer.Option(
+            metavar="SIZE", help="A batch size; may be repeated; default: those of the device, and 32 for whole runs."
+        ),
     ] = None,
     mode: Annotated[
         Names,
-        typer.Option(help="eager, captured or fast; may be repeated; default: all, and a run's own for whole runs."),
+        typer.Option(
+            metavar="MODE",
+            help="eager, captured or fast; may be repeated; default: all, and a run's own for whole runs.",
+        ),
     ] = None,
     flashback: Annotated[bool | None, typer.Option(help="With it or without it only; default: both.")] = None,
     only: Annotated[
-        Names, typer.Option(help="steps, parts, runs or packed; may be repeated; default: the first three.")
+        Names,
+        typer.Option(metavar="KIND", help="steps, parts, runs or packed; may be repeated; default: the first three."),
     ] = None,
     tasks: Annotated[int | None, typer.Option(help="How many tasks whole runs have; default: few.")] = None,
     epochs: Annotated[int | None, typer.Option(help="How many epochs a task of theirs has; default: few.")] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Whole runs with a cold cache of compiled code, then warm.")
     ] = False,
-    packed: Annotated[Numbers, typer.Option(help="Also so many whole runs at a time; may be repeated.")] = None,
+    packed: Annotated[
+        Numbers, typer.Option(metavar="COUNT", help="Also so many whole runs at a time; may be repeated.")
+    ] = None,
     read: Annotated[
         Path | None, typer.Option(help="Show an earlier bench.json, from any machine; measure nothing.")
     ] = None,

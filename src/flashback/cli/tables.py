@@ -14,6 +14,7 @@ from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord
+from flashback.reports.reading import Run
 from flashback.reports.words import (
     TITLES,
     interval,
@@ -27,7 +28,7 @@ from flashback.reports.words import (
 )
 from flashback.training.compare import METRICS, Comparison, Row
 from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, group_failures
+from flashback.training.jobs import ARMS, FLASHBACK, group_failures
 from flashback.training.sweep import read_sweep, shipped_sweeps
 
 NAMES = {
@@ -98,13 +99,13 @@ def sweeps_table() -> Table:
     return table
 
 
-LISTS = {
-    "hosts": hosts_table,
-    "benchmarks": benchmarks_table,
-    "nets": nets_table,
-    "recipes": recipes_table,
-    "sweeps": sweeps_table,
-}
+SHORT_LISTS = {"hosts": hosts_table, "benchmarks": benchmarks_table, "nets": nets_table}
+LISTS = {**SHORT_LISTS, "recipes": recipes_table, "sweeps": sweeps_table}
+
+
+def further_lists() -> str:
+    counts = f"{plural(len(list_recipes()), 'recipe')} (flashback list recipes)"
+    return f"There are also {counts} and {plural(len(shipped_sweeps()), 'sweep')} (flashback list sweeps)."
 
 
 def first_line(text: str | None) -> str:
@@ -114,14 +115,16 @@ def first_line(text: str | None) -> str:
 # ---------------------------------------------------------------- one run
 
 
-def run_table(record: RunRecord) -> Table:
-    run, results = record.run, record.results
-    arm = "with flashback" if run["flashback"] else "without flashback"
-    title = f"{run['host']} {arm} on {run['benchmark']}, seed {run['seed']}"
-    table = make_table(title, f"{results['classifier']} classifier", *map(words, SETTINGS))
+def run_table(run: Run) -> Table:
+    title = f"{titled(run.host, run.arm == FLASHBACK, run.benchmark)}, seed {run.seed}"
+    table = make_table(title, f"{run.classifier} classifier", *map(words, SETTINGS))
     for metric in METRICS:
-        table.add_row(title_of(metric), *(number(results[setting][metric]) for setting in SETTINGS))
+        table.add_row(title_of(metric), *(number(run.record.results[setting][metric]) for setting in SETTINGS))
     return table
+
+
+def titled(host: object, flashback: object, benchmark: object) -> str:
+    return f"{host} {'with' if flashback else 'without'} flashback on {benchmark}"
 
 
 def run_cost(record: RunRecord) -> str:
@@ -181,7 +184,8 @@ def comparison_notes(comparison: Comparison) -> Iterable[str]:
     if comparison.reused:
         yield f"Reused: {plural(len(comparison.reused), 'finished run')}."
     if seeds := comparison.further_seeds:
-        yield f"Of the folder, finished already and counted too: seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}."
+        listed = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        yield f"Of the folder, finished already and counted too: {listed}."
     yield comparison.sentence
 
 

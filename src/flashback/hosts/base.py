@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.batches import Batch, Stream, Views
-from flashback.benchmarks import Benchmark, Task
+from flashback.benchmarks import Benchmark, Images, Task
 from flashback.config import HostSettings, RunConfig, within
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, unknown
 from flashback.hosts.stages import Optimisation, Stage, Step, nothing
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
 from flashback.memory import Memory
@@ -29,6 +31,7 @@ HOW_TO_SAY_IT = "give its class a method distance(step, knowledge, support)"
 
 HOSTS: Registry[type[Host]] = Registry("host")
 Classifier = Callable[[Tensor], Tensor]
+Raw = Images | Tensor | npt.NDArray[np.uint8]  # images as they are stored, uint8 [n, C, H, W]
 
 
 class Host(nn.Module):
@@ -268,6 +271,49 @@ class Host(nn.Module):
     def classifiers(self) -> dict[str, Classifier]:
         """The ways this host can predict by name; the first is the method's own."""
         return {"linear": self.scores}
+
+    @torch.no_grad()
+    def predict(self, images: Raw, classifier: str | None = None, task: Task | int | None = None) -> Tensor:
+        """The class column of each raw image, uint8 [n, C, H, W]: among all classes learned, or those of one task.
+
+        Column k is the class `benchmark.class_names[k]`. The classifier is one of `classifiers()`, by default the
+        method's own. The host is looked at in evaluation mode, whatever mode it is in, and left as it was.
+        """
+        columns = self._columns(task)
+        with evaluating(self), torch.compiler.set_stance("force_eager"):
+            classifiers = self.classifiers()
+            name = next(iter(classifiers)) if classifier is None else classifier
+            if name not in classifiers:
+                raise unknown("classifier", name, classifiers)
+            pieces = torch.split(self._raw(images), self.config.training.evaluation_batch)
+            scores = (classifiers[name](self.views.plain(piece.to(self.device))) for piece in pieces)
+            return torch.cat([columns.start + part[:, columns].argmax(dim=1).cpu() for part in scores])
+
+    def features(self, images: Raw) -> Tensor:
+        """What the network that predicts makes of raw images before its last layer, [n, width]; see `predict`."""
+        with torch.compiler.set_stance("force_eager"):
+            return self.embed(self._raw(images), features_of, self.predictor()).cpu()
+
+    def _columns(self, task: Task | int | None) -> slice:
+        if task is None:
+            return slice(0, self.task.seen.stop)
+        index = task.index if isinstance(task, Task) else task
+        within(
+            isinstance(index, int) and 0 <= index <= self.task.index,
+            f"task {index} is none that this host has learned; give one of benchmark.tasks, or a number from 0 to "
+            f"{self.task.index}",
+        )
+        return self.benchmark.tasks[index].new
+
+    def _raw(self, images: Raw) -> Tensor:
+        raw = images.x if isinstance(images, Images) else images
+        shape = ", ".join(map(str, self.benchmark.image_shape))
+        wanted = f"raw images are a uint8 tensor or array of shape [n, {shape}]"
+        within(isinstance(raw, Tensor | np.ndarray), f"{wanted}, not {type(raw).__name__}")
+        kind = str(raw.dtype).removeprefix("torch.")
+        fits = kind == "uint8" and tuple(raw.shape[1:]) == self.benchmark.image_shape
+        within(fits, f"{wanted}, not {kind} {list(raw.shape)}")
+        return raw if isinstance(raw, Tensor) else torch.from_numpy(np.require(raw, requirements=["C", "W"]))
 
     @torch.no_grad()
     def embed(

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flashback.errors import FlashbackError, unknown
+from flashback.errors import FlashbackError, import_extra, unknown
 from flashback.nets.base import Backbone, Shape
 
 OPTIONS = ("pretrained", "cls")
@@ -46,12 +46,7 @@ class TimmBackbone(Backbone):
 
 def timm_backbone(spec: str, image_shape: Shape) -> TimmBackbone:
     """The model that `MODEL[:pretrained][:cls]` names: weights from the hub, the class token as feature."""
-    try:
-        import timm
-    except ImportError as error:
-        raise FlashbackError(
-            f"the net 'timm:{spec}' needs timm; install it with: pip install flashback-cl[timm]"
-        ) from error
+    timm = import_extra("timm", "timm", f"the net 'timm:{spec}' needs the package timm")
     name, *options = spec.split(":")
     for option in options:
         if option not in OPTIONS:

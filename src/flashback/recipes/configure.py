@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flashback.benchmarks.sizes import with_listed_sizes
 from flashback.config import RunConfig, build, check_sections, set_dotted, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
@@ -14,12 +15,14 @@ from flashback.hosts.outside import load_installed_hosts
 from flashback.recipes.catalogue import CONTROLLED, DEFAULTS, KINDS, find_recipe, list_recipes, read_recipe_file
 from flashback.records import dotted
 
+ENABLED = "flashback.enabled"
+
 
 def configure(
     host: str,
     benchmark: str = "split-fashion-mini",
     *,
-    flashback: bool = False,
+    flashback: bool | None = None,
     seed: int = 0,
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
@@ -27,23 +30,37 @@ def configure(
     """The configuration of one run; `settings` have dotted keys ("training.epochs": 5) and win over the recipe.
 
     Where there is no controlled recipe the defaults stand, and the configuration says so: its recipe is "defaults".
+    Settings of flashback need `flashback=True`; an explicit False, as for the other arm of a comparison, lets them be.
     """
     if host not in HOSTS:
         load_installed_hosts()
     own = dotted(settings or {})
+    left_open = flashback is None and ENABLED not in own
     within(own.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
     benchmark, recipe = own.pop("benchmark.name", benchmark), own.pop("recipe", recipe)
-    flashback, seed = own.pop("flashback.enabled", flashback), own.pop("seed", seed)
+    flashback, seed = own.pop(ENABLED, flashback or False), own.pop("seed", seed)
     values: dict[str, Any] = {"recipe": recipe, "seed": seed}
-    fixed = {"host.name": host, "benchmark.name": benchmark, "flashback.enabled": flashback}
+    fixed = {"host.name": host, "benchmark.name": benchmark, ENABLED: flashback}
     for key, value in {**recipe_values(host, benchmark, recipe, bool(flashback)), **own, **fixed}.items():
         set_dotted(values, key, value)
-    return named_as_it_is(config_from_dict(values))
+    config = named_as_it_is(config_from_dict(values))
+    if left_open:
+        check_flashback_is_on(config, own)
+    return config
+
+
+def check_flashback_is_on(config: RunConfig, given: Mapping[str, Any]) -> None:
+    """Settings of flashback do nothing without it, which whoever gives them does not expect."""
+    idle = [key for key in dotted(given) if key.startswith("flashback.") and key != ENABLED]
+    within(
+        config.flashback.enabled or not idle,
+        f"{', '.join(idle)} does nothing without flashback; add --flashback, in Python flashback=True",
+    )
 
 
 def check_free(settings: Mapping[str, Any], what: str) -> None:
     """Refuse settings that decide what a comparison, a sweep or a tuning decides itself."""
-    for key in ("seed", "flashback.enabled", "host.name", "benchmark.name", "recipe"):
+    for key in ("seed", ENABLED, "host.name", "benchmark.name", "recipe"):
         within(key not in dotted(settings), f"{what} decides {key} itself; take it out of the settings")
 
 
@@ -90,7 +107,7 @@ def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     assert isinstance(host, Mapping)
     own = build(HOSTS[host["name"]].Settings, host, "host.")
     check_sections(values, type(own))
-    config = build(RunConfig, {**values, "host": own})
+    config = build(RunConfig, {**with_listed_sizes(values), "host": own})
     config.check()
     return config
 

@@ -23,6 +23,7 @@ from flashback.errors import FlashbackError
 CONFIG, RUN, LOG, RESULTS, LOCK = "config.yaml", "run.json", "log.jsonl", "results.json", ".lock"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LARGEST_CONFIG, LARGEST_RECORD = 2**20, 2**28  # bytes; real ones are far smaller
+ANOTHER_FOLDER = "choose another folder (out, --out on the command line)"
 
 
 # ---------------------------------------------------------------- files
@@ -91,7 +92,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise FlashbackError(f"--out {path}: cannot be used as a folder ({problem.strerror})") from None
+        raise FlashbackError(f"{path} cannot be used as a folder ({problem.strerror}); {ANOTHER_FOLDER}") from None
 
 
 Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -117,21 +118,21 @@ class RunFolder:
         return folder
 
     def claim(self, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve) -> None:
-        if not (self.path / CONFIG).exists():
+        if not is_begun(self.path):
             self.write(CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
             return
         differing = differing_keys(resolve(read_config(self.path)), resolve(config), ignored)
         if differing:
             raise FlashbackError(
                 f"{self.path} holds an unfinished run of another configuration (differs in {', '.join(differing)}); "
-                "choose another --out"
+                f"{ANOTHER_FOLDER}"
             )
 
     def refuse_finished(self, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve) -> NoReturn:
         """Say whether it is the run that was asked for."""
         differing = differing_keys(resolve(read_config(self.path)), resolve(config), ignored)
         how = f"with other settings (differs in {', '.join(differing)})" if differing else "with the same settings"
-        raise FlashbackError(f"{self.path} holds a finished run already, {how}; choose another --out")
+        raise FlashbackError(f"{self.path} holds a finished run already, {how}; {ANOTHER_FOLDER}")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -142,7 +143,7 @@ class RunFolder:
             except BlockingIOError:
                 raise FlashbackError(f"another process is training in {self.path}; wait for it or stop it") from None
             if is_finished(self.path):
-                raise FlashbackError(f"{self.path} holds a finished run already; choose another --out")
+                raise FlashbackError(f"{self.path} holds a finished run already; {ANOTHER_FOLDER}")
             yield
 
     # ------------------------------------------------------------ the log
@@ -187,6 +188,10 @@ class RunFolder:
     def read_run(self) -> dict[str, Any]:
         """What is known of the run so far; empty for a new one."""
         return _mapping(_json(self.path / RUN), self.path / RUN) if (self.path / RUN).exists() else {}
+
+
+def is_begun(path: Path) -> bool:
+    return (path / CONFIG).exists()
 
 
 def is_finished(path: Path) -> bool:

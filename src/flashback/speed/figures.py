@@ -13,7 +13,7 @@ from flashback.config import build, to_dict
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import in_one_line
 from flashback.records import differing_keys, make_folder, write_atomically
-from flashback.records.folder import LARGEST_RECORD, read_file
+from flashback.records.folder import ANOTHER_FOLDER, LARGEST_RECORD, read_file
 from flashback.speed.setup import Size
 from flashback.training.packing import WHOLE
 
@@ -174,6 +174,6 @@ def continue_bench(new: Bench, folder: Path) -> Bench:
     differing = differing_keys(before, now)
     if differing:
         raise FlashbackError(
-            f"{path} was measured in other surroundings (differs in {', '.join(differing)}); choose another --out"
+            f"{path} was measured in other surroundings (differs in {', '.join(differing)}); {ANOTHER_FOLDER}"
         )
     return known

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ METRICS = {  # what is compared, and whether more of it is better
     "new_task_accuracy": True,
     "mean_new_task_accuracy": True,
 }
+SEED_FOLDER = re.compile(r"seed-(0|[1-9]\d{0,17})")
 OVER_IMAGES = {"average_incremental_accuracy_images": True, "last_accuracy_images": True}  # of tasks of unequal size
 
 
@@ -79,6 +81,7 @@ class Comparison:
     differing_surroundings: list[str]  # devices, versions, threads that were not the same for all runs
     failures: dict[str, str]
     reused: list[str]
+    further_seeds: list[int] = field(default_factory=list)  # not asked for, but finished in the folder already
 
     @property
     def budget(self) -> str:
@@ -117,6 +120,7 @@ def compare(
 ) -> Comparison:
     """Run both arms with the same settings and seeds, reuse what is finished, and leave comparison.json in `out`.
 
+    Further seeds that are finished in `out` count too: what a folder answers does not depend on who asked last.
     `jobs` runs go on at a time, each in its own process; by default one on a CPU, on a GPU as many as make all
     together faster. `watch` gives the observer of a run by its name.
     """
@@ -125,21 +129,30 @@ def compare(
     check_free(settings or {}, "a comparison")
     find_hosts(host_file)
     place = Place.of(data, device, host_file, jobs, track)
-    planned = []
-    for seed in seeds:
-        for arm in ARMS:
-            config = configure(host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=recipe, settings=settings)
-            planned.append(Job(arm, seed, to_dict(config), Path(out) / arm / f"seed-{seed}", place))
+
+    def job_of(arm: str, seed: int) -> Job:
+        config = configure(host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=recipe, settings=settings)
+        return Job(arm, seed, to_dict(config), Path(out) / arm / f"seed-{seed}", place)
+
+    planned = [job_of(arm, seed) for seed in seeds for arm in ARMS]
     checksum = rehearse(planned[: len(ARMS)])
     reused = [job.name for job in planned if is_finished(job, checksum)]
+    others = [job_of(arm, seed) for arm, seed in runs_in(Path(out)) if seed not in seeds]
+    further = [job for job in others if is_finished(job, checksum)]
     make_folder(Path(out))
     failures = carry_out([job for job in planned if job.name not in reused], jobs, watch, Path(out))
-    comparison = conclude(planned, failures, reused)
+    comparison = conclude(planned, failures, reused, further)
     write_atomically(Path(out) / "comparison.json", json.dumps(comparison.as_dict(), indent=1) + "\n")
     return comparison
 
 
 # ---------------------------------------------------------------- before anything is trained
+
+
+def runs_in(out: Path) -> list[tuple[str, int]]:
+    """The arm and the seed of every run that lies in the folder of a comparison, by seed."""
+    names = [(arm, SEED_FOLDER.fullmatch(path.name)) for arm in ARMS for path in (out / arm).glob("seed-*")]
+    return sorted(((arm, int(name[1])) for arm, name in names if name), key=lambda found: found[1])
 
 
 def rehearse(jobs: Sequence[Job]) -> str:
@@ -156,11 +169,14 @@ def rehearse(jobs: Sequence[Job]) -> str:
 Records = Mapping[tuple[str, int], RunRecord]
 
 
-def conclude(planned: Sequence[Job], failures: dict[str, str], reused: list[str]) -> Comparison:
-    """Read the records of all runs that did not fail, and compare them."""
-    records = {(job.arm, job.seed): read_finished(job.folder) for job in planned if job.name not in failures}
+def conclude(
+    planned: Sequence[Job], failures: dict[str, str], reused: list[str], further: Sequence[Job] = ()
+) -> Comparison:
+    """Read the records of all runs that did not fail, and of further finished ones, and compare them."""
+    jobs = [*planned, *further]
+    records = {(job.arm, job.seed): read_finished(job.folder) for job in jobs if job.name not in failures}
     host, flashback = (next(job.config for job in planned if job.arm == arm) for arm in ARMS)
-    seeds = list(dict.fromkeys(job.seed for job in planned))
+    seeds = list(dict.fromkeys(job.seed for job in jobs))
     return Comparison(
         host=host["host"]["name"],
         benchmark=host["benchmark"]["name"],
@@ -173,6 +189,7 @@ def conclude(planned: Sequence[Job], failures: dict[str, str], reused: list[str]
         differing_surroundings=differing_surroundings(records.values()),
         failures=failures,
         reused=reused,
+        further_seeds=sorted({job.seed for job in further}),
     )
 
 

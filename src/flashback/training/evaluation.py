@@ -8,9 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from flashback.benchmarks import Task
+from flashback.benchmarks import Benchmark, Task
+from flashback.config import within
 from flashback.hosts.base import Classifier, Host
 from flashback.nets import evaluating
+from flashback.plugin import Flashback
 
 SETTINGS = ("class_incremental", "task_incremental")
 Accuracies = dict[str, list[float]]  # by setting: percent for each task evaluated
@@ -18,16 +20,32 @@ Accuracies = dict[str, list[float]]  # by setting: percent for each task evaluat
 
 @contextmanager
 def evaluation_mode(host: Host) -> Iterator[None]:
-    with evaluating(host), torch.no_grad():
+    """Nothing is compiled here: batches of evaluation have other sizes than those of training."""
+    with evaluating(host), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         yield
 
 
-def evaluate(host: Host, tasks: Sequence[Task]) -> dict[str, Accuracies]:
-    """Percent correct on each task for each of the host's classifiers.
+def host_of(method: Host | Flashback, what: str) -> Host:
+    within(
+        isinstance(method, Host | Flashback),
+        f"{what} takes a host, bare or wrapped by fb.Flashback, not {type(method).__name__}; build one with "
+        "fb.build_host",
+    )
+    return method.host
+
+
+def evaluate(method: Host | Flashback, tasks: Benchmark | Sequence[Task]) -> dict[str, Accuracies]:
+    """Percent correct on each task of a benchmark, or on some of them, for each of the host's classifiers.
 
     Class-incremental: over the columns of all tasks up to the last one given. Task-incremental: over the own columns of
     the sample's task. Columns outside are never predicted.
     """
+    host = host_of(method, "fb.evaluate")
+    tasks = tasks.tasks if isinstance(tasks, Benchmark) else tasks
+    within(
+        isinstance(tasks, Sequence) and len(tasks) > 0 and all(isinstance(task, Task) for task in tasks),
+        "fb.evaluate takes a benchmark or a list of its tasks",
+    )
     with evaluation_mode(host):
         return {
             name: _accuracies(host, classifier, tasks, tasks[-1].seen.stop)

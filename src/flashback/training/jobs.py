@@ -19,6 +19,7 @@ from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line, outside_code
 from flashback.recipes import config_from_dict, resolved
 from flashback.records import RunFolder, differing_keys, read_config, read_record
+from flashback.records.folder import ANOTHER_FOLDER
 from flashback.training.beginnings import SHARED, first_task_settings
 from flashback.training.checkpoints import Interrupted
 from flashback.training.packing import PORTION, FixedPace, MeasuredPace, sharing_gpu
@@ -91,14 +92,13 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
     differing = differing_keys(resolved(read_config(job.folder)), job.config, ignored=["checkpoint"])
     if differing:
         raise FlashbackError(
-            f"{job.folder} holds a run of another configuration (differs in {', '.join(differing)}); "
-            "choose another --out"
+            f"{job.folder} holds a run of another configuration (differs in {', '.join(differing)}); {ANOTHER_FOLDER}"
         )
     if not (job.folder / "results.json").exists():
         return False
     check_code(job)
     if checksum is not None and read_record(job.folder).run.get("data_checksum") != checksum:
-        raise FlashbackError(f"{job.folder} holds a run on other data; choose another --out")
+        raise FlashbackError(f"{job.folder} holds a run on other data; {ANOTHER_FOLDER}")
     return True
 
 
@@ -107,7 +107,7 @@ def check_code(job: Job) -> None:
     known = read_record(job.folder).run.get("must_match")
     before = known.get("code") if isinstance(known, dict) else None
     now = outside_code(job.config["host"]["name"], job.config["host"]["net"]).get("code")
-    within(before == now, f"{job.folder} was made with other code of this host or net; choose another --out")
+    within(before == now, f"{job.folder} was made with other code of this host or net; {ANOTHER_FOLDER}")
 
 
 def benchmarks_of(jobs: Sequence[Job]) -> list[str]:

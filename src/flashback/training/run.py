@@ -15,18 +15,21 @@ from typing import Any
 
 import torch
 
-from flashback.benchmarks import Benchmark, load_benchmark
-from flashback.config import RunConfig, TrainingConfig, to_dict, within
+from flashback.benchmarks import Benchmark, class_order, load_benchmark
+from flashback.benchmarks.orders import task_sizes
+from flashback.config import BenchmarkConfig, RunConfig, TrainingConfig, shown, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import find_hosts, outside_code
+from flashback.nets import net_for
 from flashback.plugin import Flashback
 from flashback.recipes import config_from_dict, configure, resolved
 from flashback.records import RunFolder, differing_keys, is_finished, read_config
 from flashback.training.beginnings import Beginning, LeavingKeeper, tell_earlier
 from flashback.training.checkpoints import Checkpoints
+from flashback.training.evaluation import host_of
 from flashback.training.packing import PORTION, WHOLE
-from flashback.training.trainer import History, Keeper, Observer, Trainer, TrainingResult
+from flashback.training.trainer import Event, History, Keeper, Observer, Trainer, TrainingResult
 
 SINGLE_IMAGE = (
     "batch norm has nothing to compare a single image with, in a network whose last maps are single pixels; raise "
@@ -78,15 +81,51 @@ def build_host(
     """The host of a configuration, ready to train on a benchmark, by default on a GPU where there is one.
 
     Instead of a configuration, a name with settings by their plain names: "icarl", memory_size=200, epochs=5, seed=1.
+    What a configuration says of flashback is for `Flashback(host)`, which takes it over, or for `run`.
     """
     device = chosen_device(device)
+    check_loaded(benchmark, "fb.build_host")
     if isinstance(config, str):
         find_hosts()
         config = configure(config, benchmark.name, settings=dotted_keys(HOSTS[config], settings))
+    elif settings:
+        raise FlashbackError(
+            f"a configuration has its settings already; give {', '.join(settings)} to fb.configure, not fb.build_host"
+        )
+    within(
+        isinstance(config, RunConfig),
+        f"fb.build_host takes the name of a host or what fb.configure returns, not {type(config).__name__}",
+    )
+    check_benchmark(config.benchmark, benchmark)
     with saying_what_to_change():
         host = HOSTS[config.host.name](config, benchmark, device)
     host.check()
     return host
+
+
+def check_loaded(benchmark: Benchmark, what: str) -> None:
+    within(
+        isinstance(benchmark, Benchmark),
+        f"{what} takes a benchmark that is loaded, not {type(benchmark).__name__}; load it with fb.load_benchmark",
+    )
+
+
+def check_benchmark(chosen: BenchmarkConfig, given: Benchmark) -> None:
+    """Refuse a benchmark that contradicts a configuration; what the configuration leaves open, None, cannot."""
+    is_named = given.name in (chosen.name, Path(chosen.name).stem)  # files of one's own are named by their stem
+    order = None if chosen.order is None else class_order(chosen.order, len(given.order))
+    sizes = None if chosen.sizes is None else list(task_sizes(chosen.sizes, len(given.order))[: chosen.tasks])
+    for key, said, found in (
+        ("name", None if is_named else chosen.name, given.name),
+        ("order", order, given.order),
+        ("sizes", sizes, given.sizes),
+        ("tasks", chosen.tasks, len(given.tasks)),
+    ):
+        within(
+            said is None or said == found,
+            f"benchmark.{key} is {shown(said)} in the configuration but {shown(found)} in the benchmark; give "
+            "fb.configure and fb.load_benchmark the same",
+        )
 
 
 def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,11 +153,13 @@ def run(
     device: str | torch.device = "auto",
     observers: Sequence[Observer] = (),
     first_tasks: str | Path | None = None,
+    progress: bool = False,
 ) -> TrainingResult:
     """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there.
 
     A folder that holds an unfinished run of the same configuration is gone on with, exactly where it stopped.
-    `first_tasks` is a folder where runs that differ in flashback alone leave and find their first task.
+    `first_tasks` is a folder where runs that differ in flashback alone leave and find their first task; `progress`
+    prints a line for every task learned.
     """
     within(isinstance(config, RunConfig), "fb.run takes a configuration; make one with fb.configure(host, benchmark)")
     device = chosen_device(device)
@@ -126,6 +167,7 @@ def run(
     prepare_device(config, device, precision)
     benchmark = open_benchmark(config, data)
     method = build_method(config, benchmark, device)
+    observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
     with saying_what_to_change():
         if out is None:
             return Trainer(method, benchmark, observers, precision=precision).run()
@@ -136,15 +178,45 @@ def run(
 
 
 def train(
-    method: Host | Flashback, benchmark: Benchmark | None = None, observers: Sequence[Observer] = ()
+    method: Host | Flashback,
+    benchmark: Benchmark | None = None,
+    observers: Sequence[Observer] = (),
+    *,
+    progress: bool = False,
 ) -> TrainingResult:
-    """Train a host, bare or wrapped, with the precision and determinism its configuration asks for."""
-    host = method.host
-    own, given = ((each.checksum, each.order, each.sizes) for each in (host.benchmark, benchmark or host.benchmark))
+    """Train a host, bare or wrapped, with the precision and determinism its configuration asks for.
+
+    The host is left in evaluation mode. `progress` prints a line for every task learned. Nothing is kept on disk and a
+    run that is stopped is lost: `run` keeps a record and goes on.
+    """
+    host = host_of(method, "fb.train")
+    within(
+        isinstance(method, Flashback) or not host.config.flashback.enabled,
+        "the configuration of this host asks for flashback; train fb.Flashback(host), or give the configuration to "
+        "fb.run",
+    )
+    benchmark = host.benchmark if benchmark is None else benchmark
+    check_loaded(benchmark, "fb.train")
+    own, given = ((each.checksum, each.order, each.sizes) for each in (host.benchmark, benchmark))
     within(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
     precision = select_precision(host.config, host.device)
     prepare_device(host.config, host.device, precision)
-    return Trainer(method, benchmark or host.benchmark, observers, precision=precision).run()
+    observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
+    result = Trainer(method, benchmark, observers, precision=precision).run()
+    host.eval()
+    return result
+
+
+def tell_tasks(benchmark: Benchmark) -> Observer:
+    """Prints how far a run is: class-incremental accuracy of the host's own classifier, over the tasks learned."""
+
+    def tell(event: Event) -> None:
+        if event["event"] == "evaluation":
+            row = next(iter(event["accuracy"].values()))["class_incremental"]
+            where = f"task {event['task'] + 1} of {len(benchmark.tasks)}"
+            print(f"{where}: average accuracy {sum(row) / len(row):.1f} %", flush=True)
+
+    return tell
 
 
 def _run_in_folder(
@@ -260,6 +332,7 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
         "flashback": config.flashback.enabled,
         "equal_budget": config.flashback.equal_budget(config.training.epochs),
         "seed": config.seed,
+        "net": config.host.net or net_for(benchmark.image_shape),
         "class_order": list(benchmark.order),
         "task_sizes": list(benchmark.sizes),
         "data_checksum": benchmark.checksum,

@@ -28,7 +28,7 @@ from flashback.training.trainer import Trainer
 
 
 def load_trained(folder: str | Path, data: str | Path | None = None, device: str = "auto") -> Host:
-    """The host of a finished run as it was at the end, from the run's folder alone."""
+    """The host of a finished run as it was at the end, in evaluation mode, from the run's folder alone."""
     path = Path(folder)
     config = config_from_dict(read_config(path))
     benchmark, target = open_benchmark(config, data), select_device(device)
@@ -38,7 +38,7 @@ def load_trained(folder: str | Path, data: str | Path | None = None, device: str
     if state is None or state.values["position"]["task"] < len(benchmark.tasks):
         raise FlashbackError(f"{path} does not hold a finished run with its checkpoint; train it again with --out")
     trainer.resume(state)
-    return trainer.host
+    return trainer.host.eval()
 
 
 def compare_representations(

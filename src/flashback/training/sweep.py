@@ -10,11 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from flashback.config import build, read_yaml, to_dict, within
+from flashback.config import build, fields_of, read_yaml, to_dict, within
 from flashback.errors import FlashbackError, unknown
-from flashback.hosts import HOSTS
+from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import check_free, configure
+from flashback.records import dotted
 from flashback.training.jobs import FLASHBACK, Job, Place, carry_out, ensure_data, gets_another_chance, is_finished
 from flashback.training.trainer import Event, Observer
 
@@ -100,6 +101,7 @@ def plan(sweep: Sweep, out: Path, place: Place) -> list[Job]:
     """
     jobs: dict[Path, Job] = {}
     for part in sweep.parts:
+        check_host_settings(part)
         for host, benchmark, arm, seed in itertools.product(part.hosts, part.benchmarks, part.arms, part.seeds):
             if arm == FLASHBACK and is_bare(host):
                 continue
@@ -118,11 +120,29 @@ def plan(sweep: Sweep, out: Path, place: Place) -> list[Job]:
     return list(jobs.values())
 
 
+def check_host_settings(part: Part) -> None:
+    """A setting that only some hosts of a part have is refused by the names of the others."""
+    known = {host: {f"host.{name}" for name in fields_of(found(host).Settings)} for host in part.hosts}
+    for key in (key for key in dotted({**part.settings, **part.grid}) if key.startswith("host.")):
+        lacking = [host for host in part.hosts if key not in known[host]]
+        if len(lacking) == len(part.hosts):
+            raise unknown("key", key, set().union(*known.values()))
+        within(
+            not lacking,
+            f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no {key}; give the hosts that have it "
+            "and those that lack it parts of their own, under `parts`",
+        )
+
+
 def is_bare(host: str) -> bool:
     """Whether a host keeps no knowledge, so that flashback has nothing to attach to."""
+    return not found(host).has_knowledge
+
+
+def found(host: str) -> type[Host]:
     if host not in HOSTS:
         find_hosts()
-    return not HOSTS[host].has_knowledge
+    return HOSTS[host]
 
 
 def left_out(sweep: Sweep) -> list[str]:

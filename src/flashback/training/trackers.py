@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from flashback.config import RunConfig, to_dict
-from flashback.errors import FlashbackError, unknown
+from flashback.errors import import_extra, unknown
 from flashback.records import dotted
 from flashback.training.trainer import Event, Observer
 
@@ -60,11 +59,7 @@ def check_tracker(name: str) -> None:
 
 
 def needed(package: str, tracker: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError:
-        root = package.split(".")[0] if tracker != "tensorboard" else "tensorboard"
-        raise FlashbackError(f"--track {tracker} needs the package {root}; install it with pip") from None
+    return import_extra(package, tracker, f"the tracker {tracker} needs the package {tracker}")
 
 
 def tensorboard(config: RunConfig, folder: Path) -> Tracking:

@@ -114,6 +114,10 @@ class TrainingResult:
 
     def __getitem__(self, setting: str) -> dict[str, Any]:
         own: dict[str, dict[str, Any]] = next(iter(self.classifiers.values()))
+        if setting not in own:
+            raise FlashbackError(
+                f"a result has {' and '.join(SETTINGS)}, not {setting!r}; other classifiers are in result.classifiers"
+            )
         return own[setting]
 
     @property

@@ -6,7 +6,6 @@ import random
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 
 from flashback.config import RunConfig, to_dict, within
-from flashback.errors import FlashbackError
+from flashback.errors import import_extra
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import check_free, configure, resolved
 from flashback.records import RunFolder, dotted, is_finished, read_record, write_atomically
@@ -135,10 +134,7 @@ def enqueue(study: Any, choice: Choice) -> None:
 
 
 def needed_optuna() -> Any:
-    try:
-        optuna = import_module("optuna")
-    except ImportError:
-        raise FlashbackError("flashback tune needs the package optuna; install flashback-cl[tune]") from None
+    optuna = import_extra("optuna", "tune", "flashback tune needs the package optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
