@@ -332,3 +332,20 @@ def test_missing_data_are_named(tmp_path: Path, name: str, files: str) -> None:
         load_benchmark(name, data=tmp_path, download=False)
     with pytest.raises(FlashbackError, match="is a file; give the folder that holds the dataset"):
         load_benchmark(name, data=__file__)
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "said"),
+    [
+        ("split-cifar100", "cifar-100-python", True),
+        ("split-cifar10", "cifar-10-python.tar.gz", True),
+        ("split-cifar10", "cifar-10-batches-py", True),
+        ("split-cifar10", "cifar-100-python", False),
+        ("split-tinyimagenet", "cifar-100-python", False),
+    ],
+)
+def test_a_pickled_copy_is_seen_and_not_used(tmp_path: Path, name: str, there: str, said: bool) -> None:
+    (tmp_path / there).touch()
+    with pytest.raises(FlashbackError) as error:
+        load_benchmark(name, data=tmp_path, download=False)
+    assert (f"{there} is there, but pickled" in str(error.value)) is said

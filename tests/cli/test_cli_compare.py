@@ -76,6 +76,13 @@ def check_row(row: dict[str, Any], values: dict[tuple[str, int], float | None], 
         )
 
 
+def test_the_numbers_of_flashback_stand_beside_the_answer(flashback: Command, tiny: list[str]) -> None:
+    options = ("--set", "flashback.alpha=0.25", "--set", "flashback.epochs=1")
+    _, out, _ = flashback("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny, *options)
+    assert "Flashback: alpha_p 0.25, E1 1 of 2 epochs a task." in out
+    assert json.loads(Path("out/comparison.json").read_text())["flashback"] in out
+
+
 @pytest.mark.usefixtures("tiny")
 def test_both_arms_have_the_same_settings() -> None:
     compare("lwf-mc", "tiny.npz", seeds=[0], out="out", **QUICK)

@@ -40,7 +40,9 @@ def fetch_files(dataset: Dataset, data: str | Path | None, download: bool = True
 
 def say_missing(dataset: Dataset, data: str | Path | None) -> str:
     files = " or ".join((f"{dataset.name}.npz", *dataset.files))
-    return f"the data of {dataset.name} are missing; put {files} into {data_folder(data)} (or name another folder)"
+    missing = f"the data of {dataset.name} are missing; put {files} into {data_folder(data)} (or name another folder)"
+    pickled = sorted(data_folder(data).glob(f"{dataset.name.replace('cifar', 'cifar-')}-*py*"))  # torchvision's layout
+    return missing + (f"; {pickled[0].name} is there, but pickled, and nothing is unpickled here" if pickled else "")
 
 
 def _download(dataset: Dataset, folder: Path, allowed: bool) -> Path:

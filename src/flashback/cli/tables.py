@@ -186,6 +186,8 @@ def comparison_notes(comparison: Comparison) -> Iterable[str]:
     if seeds := comparison.further_seeds:
         listed = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
         yield f"Of the folder, finished already and counted too: {listed}."
+    if comparison.flashback:
+        yield f"Flashback: {comparison.flashback}."
     yield comparison.sentence
 
 

@@ -82,6 +82,7 @@ class Comparison:
     failures: dict[str, str]
     reused: list[str]
     further_seeds: list[int] = field(default_factory=list)  # not asked for, but finished in the folder already
+    flashback: str = ""  # alpha_p and E1, in words
 
     @property
     def budget(self) -> str:
@@ -190,7 +191,14 @@ def conclude(
         failures=failures,
         reused=reused,
         further_seeds=sorted({job.seed for job in further}),
+        flashback=flashback_in_words(flashback),
     )
+
+
+def flashback_in_words(config: Mapping[str, Any]) -> str:
+    chosen, epochs = config_from_dict(config).flashback, config["training"]["epochs"]
+    first, second = chosen.split(epochs)
+    return f"alpha_p {chosen.alpha:g}, E1 {first} of {first + second} epochs a task"
 
 
 def differing_surroundings(records: Iterable[RunRecord]) -> list[str]:
