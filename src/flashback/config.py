@@ -49,10 +49,7 @@ class TrainingConfig:
     first_schedule: Literal["none", "step", "cosine"] | None = None  # of the first task; None: the same
     milestones: tuple[float, ...] = (0.7, 0.9)  # shares of a stage's epochs at which "step" lowers the rate
     gamma: float = 0.1  # factor of each drop
-    views: tuple[str, ...] = (
-        "crop",
-        "flip",
-    )  # augmentation of the training images, or none; steps act in a fixed order
+    views: tuple[str, ...] = ("crop", "flip")  # augmentation of training images, or none; steps act in a fixed order
     image_size: int | None = None  # side of the training view, at most that of the stored images
     evaluation_batch: int = 500
     precision: Literal["fp32", "tf32", "bf16"] | None = None  # None: bf16 on CUDA, fp32 on the CPU

@@ -149,7 +149,7 @@ def test_observers_are_told_of_the_first_task_they_have_not_seen(tmp_path: Path)
 
 
 def test_a_run_that_took_its_first_task_over_resumes_and_still_says_so(tmp_path: Path) -> None:
-    shared, config = tmp_path / "shared", config_of("icarl", flashback=True)
+    shared, config = tmp_path / "shared", config_of("icarl", flashback=True, checkpoint__epochs=1)
     train(config_of("icarl", flashback=False), tmp_path / "host", shared)
 
     def stop(event: Event) -> None:
@@ -159,10 +159,37 @@ def test_a_run_that_took_its_first_task_over_resumes_and_still_says_so(tmp_path:
     with pytest.raises(Interrupted):
         train(config, tmp_path / "flashback", shared, observers=[stop])
     assert took_over(tmp_path / "flashback")
-    train(config, tmp_path / "flashback", shared)
+    train(config, tmp_path / "flashback")  # from its own checkpoint
     train(config, tmp_path / "alone")
     assert took_over(tmp_path / "flashback")
     assert_same_run(tmp_path / "flashback", tmp_path / "alone")
+
+
+@pytest.mark.filterwarnings("ignore:.*other surroundings")
+def test_a_run_that_went_on_in_other_surroundings_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not what those surroundings alone would have made of its settings."""
+    shared, config = tmp_path / "shared", config_of("lwf-mc", flashback=False, checkpoint__epochs=1)
+
+    def stop(event: Event) -> None:
+        if event["event"] == "evaluation":
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "host", observers=[stop])
+    monkeypatch.setattr(RUNNING, "versions", lambda: {"torch": "another"})
+    train(config, tmp_path / "host", shared)
+    assert facts_of(tmp_path / "host")["changed_on_resume"]
+    assert not shared.exists()
+
+
+def test_no_checkpoint_is_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    write = Checkpoints.write
+    monkeypatch.setattr(Checkpoints, "write", lambda self, state: (written.append(self.folder), write(self, state))[1])
+    train(config_of("lwf-mc", flashback=False), tmp_path / "host", tmp_path / "shared")
+    assert [folder.parent.name for folder in written] == ["shared", "host"]  # after the first task, and at the end
 
 
 def test_where_there_is_only_one_task_nothing_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from flashback.records import RunFolder, differing_keys, is_begun, is_finished, 
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
 from flashback.training.compare import compare as compare_arms
-from flashback.training.jobs import FLASHBACK, HOST, Job, Place, check_code
+from flashback.training.jobs import check_code
 from flashback.training.trackers import make_tracker
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -239,8 +239,7 @@ def is_done(config: RunConfig, folder: Path) -> bool:
     values = resolved(to_dict(config))
     if differing_keys(resolved(read_config(folder)), values, ignored=["checkpoint"]):
         return False
-    arm = FLASHBACK if config.flashback.enabled else HOST
-    check_code(Job(arm, config.seed, values, folder, Place(None, "cpu", None)))
+    check_code(folder, values)
     return True
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from flashback.training.run import accuracy_so_far
 from flashback.training.trainer import Event, Observer
 
 WIDTH = 120  # of tables where no terminal says how wide it is
@@ -70,7 +70,7 @@ class RunLine:
             of_all = f" of {self.tasks}" if self.tasks else ""
             where = f"task {event['task'] + 1}{of_all}, " if self.progress.disable else ""
             say = self.progress.console.print
-            say(f"{self.name}: {where}average accuracy {final_accuracy(event):.1f}", soft_wrap=True)
+            say(f"{self.name}: {where}average accuracy {accuracy_so_far(event):.1f}", soft_wrap=True)
         if is_last:
             self.progress.remove_task(self.line)
 
@@ -81,10 +81,3 @@ class RunLine:
             losses = ", ".join(f"{name} {value:.3g}" for name, value in event["losses"].items())
             parts += [f"epoch {event['epoch'] + 1}/{event['epochs']}", losses]
         return "  ".join(parts)
-
-
-def final_accuracy(event: Event) -> float:
-    """Class-incremental, of the host's own classifier."""
-    accuracies: dict[str, Any] = next(iter(event["accuracy"].values()))
-    values: list[float] = accuracies["class_incremental"]
-    return sum(values) / len(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,11 @@ class LeavingKeeper:
         return position == AFTER_FIRST_TASK or self.own.due(position)
 
     def save(self, state: RunState) -> None:
-        if state.values["position"] == asdict(AFTER_FIRST_TASK):
+        position = Position(**state.values["position"])
+        if position == AFTER_FIRST_TASK:
             self.beginning.leave(state, self.log())
-        self.own.save(state)
+        if position != AFTER_FIRST_TASK or self.own.due(position):  # one copy is enough where none of its own is due
+            self.own.save(state)
 
 
 def tell_earlier(log: bytes, observers: Sequence[Observer]) -> None:

@@ -96,18 +96,18 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
         )
     if not (job.folder / "results.json").exists():
         return False
-    check_code(job)
+    check_code(job.folder, job.config)
     if checksum is not None and read_record(job.folder).run.get("data_checksum") != checksum:
         raise FlashbackError(f"{job.folder} holds a run on other data; {ANOTHER_FOLDER}")
     return True
 
 
-def check_code(job: Job) -> None:
+def check_code(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse a finished run of a host or a net from a file that has changed since."""
-    known = read_record(job.folder).run.get("must_match")
+    known = read_record(folder).run.get("must_match")
     before = known.get("code") if isinstance(known, dict) else None
-    now = outside_code(job.config["host"]["name"], job.config["host"]["net"]).get("code")
-    within(before == now, f"{job.folder} was made with other code of this host or net; {ANOTHER_FOLDER}")
+    now = outside_code(config["host"]["name"], config["host"]["net"]).get("code")
+    within(before == now, f"{folder} was made with other code of this host or net; {ANOTHER_FOLDER}")
 
 
 def benchmarks_of(jobs: Sequence[Job]) -> list[str]:

@@ -207,14 +207,19 @@ def train(
     return result
 
 
+def accuracy_so_far(event: Event) -> float:
+    """Of an evaluation: class-incremental, by the host's own classifier, the mean over the tasks learned."""
+    row: list[float] = next(iter(event["accuracy"].values()))["class_incremental"]
+    return sum(row) / len(row)
+
+
 def tell_tasks(benchmark: Benchmark) -> Observer:
-    """Prints how far a run is: class-incremental accuracy of the host's own classifier, over the tasks learned."""
+    """Prints how far a run is."""
 
     def tell(event: Event) -> None:
         if event["event"] == "evaluation":
-            row = next(iter(event["accuracy"].values()))["class_incremental"]
             where = f"task {event['task'] + 1} of {len(benchmark.tasks)}"
-            print(f"{where}: average accuracy {sum(row) / len(row):.1f} %", flush=True)
+            print(f"{where}: average accuracy {accuracy_so_far(event):.1f} %", flush=True)
 
     return tell
 
@@ -234,7 +239,8 @@ def _run_in_folder(
     keeper: Keeper = checkpoints
     state = checkpoints.load()
     facts["took_over_first_task"] = state is not None and folder.read_run().get("took_over_first_task", False)
-    if first_tasks is not None and len(benchmark.tasks) > 1:
+    # A run that went on in other surroundings is no longer what its settings and surroundings make it.
+    if first_tasks is not None and len(benchmark.tasks) > 1 and not facts["changed_on_resume"]:
         beginning = Beginning.of(first_tasks, to_dict(host.config), facts)
         keeper = LeavingKeeper(checkpoints, beginning, folder.read_log)
         if state is None and (found := beginning.find()):
