@@ -61,7 +61,7 @@ def test_a_stopped_sweep_keeps_its_first_tasks_for_the_next_time(tmp_path: Path)
         run_sweep(sweep, tmp_path, jobs=1, device="cpu", watch=lambda outcome, name: stop)
     assert (tmp_path / SHARED).exists()
     run_sweep(sweep, tmp_path, jobs=1, device="cpu")
-    assert sorted(took_over(tmp_path).values()) == [True, True]  # the stopped run, too, had no nearer state to go on from
+    assert sorted(took_over(tmp_path).values()) == [True, True]  # the stopped one, too, had no nearer state
     assert not (tmp_path / SHARED).exists()
 
 
