@@ -33,6 +33,7 @@ import flashback
 from flashback.config import CheckpointConfig, RunConfig
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
+from flashback.records import is_finished
 from flashback.training import Checkpoints
 
 SIZES = (2, 3, 2)  # classes of the tasks
@@ -190,6 +191,8 @@ def disturb(config: RunConfig, folder: Path, span: float, wanted: int, tally: Ta
         if spared:
             raise RuntimeError("a life hangs")
         tally.kills += 1
+        if is_finished(folder):  # killed while it tidied up: its record stands
+            return
         tally.torn += was_torn(folder / "checkpoint")
 
 

@@ -75,6 +75,23 @@ def test_a_storm_would_notice_a_lost_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert tally.problems == ["any-0: lost (a life failed by itself )"]
 
 
+def test_a_kill_after_the_record_was_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process still tidies up and closes down once the results are there: a kill then must not ask for more."""
+    lives = []
+
+    def start(config: flashback.RunConfig, folder: Path) -> int:
+        lives.append(folder)
+        folder.mkdir()
+        (folder / "results.json").touch()
+        return 0
+
+    monkeypatch.setattr(storm, "start", start)
+    monkeypatch.setattr(storm, "outlives", lambda *_: True)
+    tally = storm.Tally("any")
+    storm.disturb(flashback.RunConfig(), tmp_path / "any-0", 1.0, 5, tally, storm.random.Random(0))
+    assert (len(lives), tally.kills) == (1, 1)
+
+
 def test_half_a_checkpoint_is_recognised(tmp_path: Path) -> None:
     assert not storm.was_torn(tmp_path / "none")
     for name in ("000001.safetensors", "000001.json"):
