@@ -57,6 +57,33 @@ def test_other_settings_do_not_shorten_a_run(changes: dict[str, Any], tmp_path: 
     assert all(map(is_whole, read_report([tmp_path]).runs))
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {("Table 1", 72.39), ("Table 2", 91.33), ("Table 8", 17.27), ("Table 10", 20.04)}),
+        ({"flashback__alpha": 1.0}, {("Table 7", 69.19)}),
+        ({"flashback__alpha": 0.5}, set()),
+        ({"flashback__epochs": 50, "flashback__second_epochs": 10}, {("Table 6", 68.41)}),
+        ({"flashback__second_epochs": 50}, {("Table 6", 72.39)}),
+        ({"flashback__epochs": 5}, set()),
+        ({"flashback__support": "all"}, set()),
+    ],
+)
+def test_printed_values_are_those_of_the_same_flashback(
+    changes: dict[str, Any], expected: set[tuple[str, float]], tmp_path: Path
+) -> None:
+    write_comparison(tmp_path, benchmark="split-cifar10", seeds=1, **changes)
+    (pairing,) = read_report([tmp_path]).pairings
+    assert {(printed.where, printed.value["flashback"]) for printed in pairing.printed} == expected
+
+
+def test_the_host_alone_has_the_printed_values_of_the_usual_flashback(tmp_path: Path) -> None:
+    config = made_config(benchmark="split-cifar10", flashback__alpha=1.0)  # of no account where flashback is off
+    write_run(tmp_path / "host", config, {setting: made_matrix(3) for setting in SETTINGS})
+    (pairing,) = read_report([tmp_path]).pairings
+    assert {printed.where for printed in pairing.printed} == {"Table 1", "Table 2", "Table 8", "Table 10"}
+
+
 def test_further_stages_of_a_host_belong_to_its_budget(tmp_path: Path) -> None:
     write_comparison(tmp_path / "whole", "lucir", seeds=1)
     assert is_whole(any_run(tmp_path / "whole"))

@@ -29,6 +29,7 @@ SWEEPS = {
     "anchors": "anchors",
     "anchor-switches": "anchor-switches",
     "evidence": "controlled",
+    "phase2-alone": "phase2-alone",
     "icarl-differences": "icarl-differences",
     "tuning": "tuning",
     "precision": "precision",
@@ -95,6 +96,8 @@ def test_part_of_a_sweep_is_shown_and_the_rest_named(tmp_path: Path) -> None:
     write_sweep(tmp_path, "evidence", keep=lambda job: of_host("oewc")(job) and job.seed != 369)
     own = section(page_of(tmp_path), "Does flashback help at equal cost?")
     assert "4 of 31 planned runs are here" in own
+    assert "flashback sweep evidence --data ~/data --out results/controlled" in own  # beside those that are here
+    assert "without flashback: finetune, joint, der++ (not run yet: finetune, joint, der++)." in own
     assert "only one arm has" not in own
     assert row(own, "oewc", "AA", "Table 1")[3] == "2"
     assert "icarl" not in own.split("### Remarks")[0]
@@ -162,36 +165,89 @@ def test_one_seed_is_called_so(tmp_path: Path) -> None:
     write_sweep(tmp_path, "evidence", gain(1.5), lambda job: of_host("lucir")(job) and job.seed == 123)
     page = page_of(tmp_path)
     assert row(page, "lucir", "AA", "Table 1")[-1] == "+1.50 (one seed)"
-    assert "lucir +1.50, one seed" in section(page, "What this says")
+    says = section(page, "What this says")
+    assert "**lucir.** Average accuracy changes by +1.50 class-incremental (one seed; printed +0.98)" in says
+    assert "it changes forgetting by +0.00 and changes new-task accuracy, mean over tasks by +1.50" in says
+    assert "significant" not in says
     assert "Too few pairs for a test" in page
 
 
-@pytest.mark.parametrize(("amount", "words"), [(-2.0, "lower"), (2.0, "higher")])
-def test_losses_are_told_like_gains(tmp_path: Path, amount: float, words: str) -> None:
+@pytest.mark.parametrize("amount", [-2.0, 2.0])
+def test_losses_are_told_like_gains(tmp_path: Path, amount: float) -> None:
     hosts = ("oewc", "lucir")
+    shifts = {123: 0.95 * amount, 246: 1.0 * amount, 369: 1.05 * amount}
     write_sweep(
         tmp_path,
         "evidence",
-        lambda job: amount * (1 + job.seed / 1e4) if job.arm == FLASHBACK else 0.0,
+        lambda job: shifts[job.seed] if job.arm == FLASHBACK else 0.0,
         lambda job: job.config["host"]["name"] in hosts,
     )
     says = section(page_of(tmp_path), "What this says")
-    told = next(line for line in says.splitlines() if f"is {words} with flashback" in line)
-    assert "for 2 of 2 hosts (oewc " in told
-    assert told.endswith("; significantly so, with Holm's correction for 4 tests, for oewc, lucir.")
-    other = {"lower": "higher", "higher": "lower"}[words]
-    assert f"is {other} with flashback for 0 of 2 hosts; significantly so, with Holm's correction for 4" in says
-    assert "The paper prints a gain for 2 of the 2 (class-incremental)." in says
-    assert f"learns new tasks {'worse' if amount < 0 else 'better'}" in says
+    each = [
+        f"{host} {setting} ({amount:+.2f})" for host in hosts for setting in ("class-incremental", "task-incremental")
+    ]
+    assert f"average accuracy significantly for {', '.join(each)} (paired tests" in says
+    assert "Holm's correction for 4 tests" in says
+    assert f"learns new tasks {'worse' if amount < 0 else 'better'} ({amount:+.2f}, p 0.00" in says
+    assert f"Average accuracy changes by {amount:+.2f} class-incremental (95 % interval" in says
+    assert "3 seeds; printed +0.98, outside it)" in says
+    assert "both settings are read off the same runs" in says.lower()
+
+
+def test_two_seeds_speak_for_themselves(tmp_path: Path) -> None:
+    shifts = {123: -0.5, 246: 1.5}
+    own = lambda job: of_host("oewc")(job) and job.seed in shifts  # noqa: E731
+    write_sweep(tmp_path, "evidence", lambda job: shifts[job.seed] if job.arm == FLASHBACK else 0.0, own)
+    says = section(page_of(tmp_path), "What this says")
+    assert "4 of 31 planned runs are here. They compare oewc with 2 seeds." in says
+    assert "changes by +0.50 class-incremental (two seeds, -0.50 and +1.50; printed +0.55)" in says
+    assert "shows no difference in learning new tasks (+0.50, p 0.7)" in says
+
+
+def test_a_gain_over_a_quoted_host_is_named(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "evidence", keep=lambda job: of_host("icarl")(job) or of_host("lucir")(job))
+    says = section(page_of(tmp_path), "What this says").splitlines()
+    (icarl,) = (line for line in says if line.startswith("- **icarl.**"))
+    (lucir,) = (line for line in says if line.startswith("- **lucir.**"))
+    assert "is printed over a quoted host of 49.82; ours alone has" in icarl
+    assert "quoted" not in lucir
 
 
 def test_what_flashback_does_to_forgetting_and_learning_is_told_apart(tmp_path: Path) -> None:
     for job in filter(of_host("icarl"), jobs_of("evidence")):
         with_flashback = job.arm == FLASHBACK
         write_job(tmp_path, job, shift=-3.0 if with_flashback else 0.0, fall=2.0 if with_flashback else 5.0)
+    page = page_of(tmp_path)
+    own = section(page, "What flashback does to forgetting and to new tasks")
+    seeds, average, forgetting, learning, *_ = row(own, "icarl")[1:]
+    assert (seeds, average, learning) == ("3", "+10.50", "-3.00")  # 3 a step less fallen, 4.5 steps on average
+    assert forgetting.startswith("-14.9")
+    assert "imply a new-task accuracy of 73.3 without and 69.8 with flashback. They are exactly 10.00 apart" in own
+    assert "Class-incremental it forgets less (-14.9" in section(page, "What this says")
+    assert "changes new-task accuracy, mean over tasks by -3.00" in section(
+        page, "What this says"
+    )  # no test: all equal
+
+
+def test_both_sides_of_the_balance_are_tested(tmp_path: Path) -> None:
+    falls = {123: 3.0, 246: 3.1, 369: 2.9}
+    for job in filter(of_host("icarl"), jobs_of("evidence")):
+        write_job(tmp_path, job, fall=falls[job.seed] if job.arm == FLASHBACK else 5.0)
+    page = page_of(tmp_path)
+    assert "Class-incremental it forgets less (-" in section(page, "What this says")
+    assert "and changes new-task accuracy, mean over tasks by +0.00" in section(page, "What this says")
+
+
+def test_further_classifiers_show_their_own_effect(tmp_path: Path) -> None:
+    for job in filter(of_host("icarl"), jobs_of("evidence")):
+        folder = write_job(tmp_path, job)
+        results = json.loads((folder / "results.json").read_text())
+        worse = made_results(dict.fromkeys(SETTINGS, made_matrix(10, job.seed, -2.0 if job.arm == FLASHBACK else 0.0)))
+        results["classifiers"]["other"] = {setting: worse[setting] for setting in SETTINGS}
+        (folder / "results.json").write_text(json.dumps(results))
     own = section(page_of(tmp_path), "What flashback does to forgetting and to new tasks")
-    assert row(own, "icarl")[1] == "forgets less, learns new tasks worse"
-    assert "imply a new-task accuracy of 73.3 without and 69.8 with flashback" in own
+    assert row(own, "icarl")[2] == "+0.00"
+    assert row(own, "icarl, by its other classifier")[2] == "-2.00"
 
 
 def test_an_unequal_budget_is_named(tmp_path: Path) -> None:
@@ -215,8 +271,8 @@ def test_one_small_p_among_several_tests_is_not_a_finding(tmp_path: Path) -> Non
     page = page_of(tmp_path)
     p = float(row(page, "lucir", "AA", "Table 1")[-1].split("p ")[1].strip(")"))
     assert 0.05 / 4 < p < 0.05
-    assert "Holm's correction for 4 tests, for none." in section(page, "What this says")
-    assert "for lucir" not in section(page, "What this says")
+    assert "changes average accuracy significantly for none (paired tests" in section(page, "What this says")
+    assert "Holm's correction for 4 tests" in section(page, "What this says")
 
 
 def test_equal_differences_give_neither_p_nor_interval(tmp_path: Path) -> None:
@@ -234,8 +290,7 @@ def test_seconds_are_shown_but_not_compared(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     costs = section(page, "Does flashback help at equal cost?").split("### What a run cost")[1]
     assert [row(costs, "lucir", arm)[6] for arm in ("host", "with flashback")] == ["223 to 469", "150"]
-    for title in ("Are the hosts right?", "Does flashback help at equal cost?"):
-        assert "Runs may have shared the device" in section(page, title)
+    assert "Runs may have shared the device" in costs
     assert "second" not in section(page, "What this says")
 
 
@@ -253,6 +308,7 @@ def test_hosts_are_judged_by_their_anchors(tmp_path: Path) -> None:
     assert row(own, "xder")[1:5] == ["no", "59.14", "62.00", "+2.86"]
     assert row(own, "der++")[1] == "no"
     assert row(own, "lucir")[1] == row(own, "lwf-mc")[1] == "not verified"
+    assert "Not verified: those who maintain" in own
     says = section(page, "What this says")
     assert "Within 2 points of the published value: icarl 50.50 (+0.68)." in says
     assert "Further than 2 points from it: xder 62.00 (+2.86), der++ 40.00 (-13.63)" in says
@@ -321,6 +377,43 @@ def test_a_record_without_a_later_setting_has_its_default(tmp_path: Path) -> Non
     assert evidence.switches.runs == []
 
 
+def test_fewer_epochs_and_plastic_knowledge_are_told_apart(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "evidence", gain(1.0), of_host("icarl"))
+    shifts = {123: -1.5, 246: -2.0, 369: -2.5}
+    for job in jobs_of("phase2-alone"):
+        write_job(tmp_path / "alone", job, shifts[job.seed])
+    page = page_of(tmp_path)
+    own = section(page, "Plastic knowledge, or fewer epochs?").split("**Task-incremental**")[0]
+    cells = row(own, "icarl", "AA")
+    assert cells[2] == "3"
+    assert [cell.split(" (")[0] for cell in cells[-2:]] == ["-2.00", "+3.00"]
+    assert cells[-1].endswith("(p 0.0091)")  # 3.0 with a deviation of 0.5 over three seeds
+    says = section(page, "What this says")
+    assert "average accuracy -2.00 and then +3.00, forgetting" in says
+    assert "(3 seeds)" in says
+    assert "## Other records" not in page
+
+
+def test_runs_with_the_epochs_of_phase_2_are_compared_at_seeds_that_all_have(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "evidence", gain(1.0), lambda job: of_host("icarl")(job) and job.seed != 369)
+    first, *others = jobs_of("phase2-alone")
+    write_job(tmp_path, first, precision="fp32")  # computed otherwise than the arms
+    for job in others:
+        write_job(tmp_path, job)
+    own = section(page_of(tmp_path), "Plastic knowledge, or fewer epochs?")
+    assert row(own, "icarl", "AA")[2] == "1"
+    assert "(one seed)" in row(own, "icarl", "AA")[-1]
+
+
+def test_phase_2_alone_is_the_controlled_host_but_for_its_epochs() -> None:
+    study = Evidence(Report([], [], {}))
+    host, flashback = (study.controlled.job("icarl", arm).config for arm in ARMS)
+    alone = study.phase2_alone.job("icarl", ARMS[0]).config
+    assert differing_keys(host, alone) == ["training.epochs", "training.first_epochs"]
+    assert alone["training"]["first_epochs"] == host["training"]["epochs"]
+    assert FlashbackConfig(**flashback["flashback"]).split(60) == (10, alone["training"]["epochs"])
+
+
 def test_the_differences_between_the_authors_arms_are_switched_on_one_at_a_time(tmp_path: Path) -> None:
     shifts = iter([0.0, 2.0, 0.5, -1.0, 1.25, 1.75, 1.5])
     write_sweep(tmp_path, "icarl-differences", lambda job: next(shifts))
@@ -343,9 +436,9 @@ def test_the_differences_between_the_authors_arms_are_switched_on_one_at_a_time(
         ("with flashback", "falls", "10 + 50", "+0.00"),
     ]
     says = section(page, "What this says")
-    assert "the falling learning rate +2.00, +10 epochs a task +0.50, flashback -1.00" in says
+    assert "the falling learning rate +2.00; 10 epochs more a task +0.50; flashback -1.00" in says
     assert "flashback and the falling learning rate +1.25" in says
-    assert "the falling learning rate and -10 epochs a task +1.50" in says
+    assert "the falling learning rate and 10 epochs fewer a task +1.50" in says
     assert "The paper prints +3.38." in says
 
 
@@ -384,8 +477,9 @@ def test_a_chosen_weight_that_is_the_recipes_needs_no_further_runs(tmp_path: Pat
     own = section(page, "With the weight tuned")
     assert "tuned.yaml" not in own
     says = section(page, "What this says")
-    assert "icarl: the weight tuned on validation images is the recipe's own (alpha\\_p 0.01)." in says
-    assert "with the weight tuned" not in says
+    assert "The weight tuned on validation images is the recipe's own (alpha\\_p 0.01)." in says
+    assert "not tuned likewise" not in says
+    assert "no test" not in says
     assert [cell.split(" (")[0] for cell in row(own, "icarl", "AA")[-2:]] == ["+1.00", "+1.00"]
 
 
@@ -409,7 +503,14 @@ def test_precisions_are_compared_in_pairs(tmp_path: Path, shifts: tuple[float, .
     assert cells[2] == "3"
     assert cells[5] == f"{sum(shifts) / 3:+.2f}"
     assert cells[6] == (f"{low:+.2f} to {high:+.2f}" if high - low > 1e-6 else "–")
-    assert f"icarl in bf16 and fp32, class-incremental average accuracy: {said}" in section(page, "What this says")
+    says = section(page, "What this says")
+    if "ruled out" in said:
+        assert (
+            f"no difference was found in 4 of 4 comparisons of average accuracy; the widest interval is {low:+.2f}"
+            in says
+        )
+    else:
+        assert f"icarl in bf16 and fp32, class-incremental: {said}" in says
 
 
 def test_precisions_are_compared_at_the_seeds_that_both_have(tmp_path: Path) -> None:
@@ -435,7 +536,7 @@ def test_representations_are_tabulated_by_layer(tmp_path: Path) -> None:
     assert row(page, "stage4.0.conv1")[1:] == ["0.6100", "0.6600", "+0.0500", "0.7100", "0.7600", "+0.0500"]
     assert "On old images flashback is nearer to joint training in 4 of 4 layers (mean change +0.0525)" in page
     assert "Not run yet: oewc." in page
-    assert "- icarl, seed 123: On old images" in section(page, "What this says")
+    assert "- **Representations, icarl, seed 123.** On old images" in section(page, "What this says")
 
 
 def test_a_similarity_that_names_no_host_is_left_out(tmp_path: Path) -> None:
@@ -700,11 +801,11 @@ def test_changes_are_read_from_settings() -> None:
         Change.of(job.config) for job in jobs_of("icarl-differences")
     )
     assert rate.since(base) == ["the falling learning rate"]
-    assert longer.since(base) == ["+10 epochs a task"]
+    assert longer.since(base) == ["10 epochs more a task"]
     assert flashback.since(base) == ["flashback"]
     assert published.since(base) == ["flashback", "the falling learning rate"]
     assert len(everything.since(base)) == 3
-    assert published.since(restart) == ["flashback", "+10 epochs a task"]
+    assert published.since(restart) == ["flashback", "10 epochs more a task"]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,24 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flashback.metrics import PairedTest, mean, verdict
 from flashback.metrics.statistics import holm
-from flashback.reports.gathered import AA, CLASS_INCREMENTAL, FORGETTING, LEARNING, NEAR, Anchored, Evidence, alpha
+from flashback.reports.gathered import (
+    AA,
+    CLASS_INCREMENTAL,
+    FORGETTING,
+    LEARNING,
+    NEAR,
+    Anchored,
+    Evidence,
+    alpha,
+)
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.planned import Study
+from flashback.reports.printed import Printed
 from flashback.reports.reading import Similarity
 from flashback.reports.words import (
     SETTING_TITLES,
     SIGNIFICANT,
+    TITLES,
     direction,
     interval,
     number,
@@ -24,25 +35,215 @@ from flashback.training.compare import Row
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
+Finding = tuple[str, str]  # what it is about, and a sentence
 
-def conclusions(evidence: Evidence) -> list[str]:
-    """Nothing is said of a section without runs."""
-    compared = evidence.controlled.compared
-    return [
-        *about_hosts(evidence.anchored),
-        *about_accuracy(compared),
-        *about_balance(compared),
+
+def conclusions(evidence: Evidence) -> dict[str, str]:
+    """What is found, by what it is about, the answer first. Nothing is said of a section without runs."""
+    findings = [
+        *(("Flashback", text) for text in about_flashback(evidence)),
+        *((pairing.name, about_host(pairing)) for pairing in evidence.controlled.compared),
+        *about_shorter_training(evidence),
         *about_differences(evidence),
         *about_tuning(evidence),
-        *about_precision(evidence),
-        *(f"{one.title}: {similarity_in_words(one)}" for one in evidence.report.similarities),
+        *(("The hosts alone", text) for text in about_anchors(evidence)),
+        *(("Precision", text) for text in about_precision(evidence)),
+        *((f"Representations, {one.title}", similarity_in_words(one)) for one in evidence.report.similarities),
     ]
+    found: dict[str, list[str]] = {}
+    for about, sentence in findings:
+        found.setdefault(about, []).append(sentence)
+    return {about: " ".join(sentences) for about, sentences in found.items()}
 
 
-# ---------------------------------------------------------------- the hosts
+# ---------------------------------------------------------------- does flashback help?
 
 
-def about_hosts(anchored: Sequence[Anchored]) -> Iterator[str]:
+def about_flashback(evidence: Evidence) -> Iterator[str]:
+    """All hosts together."""
+    study, pairings = evidence.controlled, evidence.controlled.compared
+    if not pairings:
+        return
+    if study.done < len(study.jobs):
+        seeds = (f"{pairing.name} with {plural(len(pairing.common_seeds), 'seed')}" for pairing in pairings)
+        yield f"{study.done} of {len(study.jobs)} planned runs are here. They compare {', '.join(seeds)}."
+    sure, tests = significant_differences(evidence)
+    if tests:
+        yield (
+            f"At equal cost it changes average accuracy significantly for {enumerated(sure)} (paired tests by seed at "
+            f"the 5 % level, with Holm's correction for {plural(tests, 'test')}). So few seeds miss small differences."
+        )
+    unequal = [pairing.name for pairing in pairings if pairing.comparison.equal_budget is False]
+    if unequal:
+        yield f"Unequal budget, so these answer another question: {', '.join(unequal)}."
+    for benchmark in dict.fromkeys(pairing.any_run.benchmark for pairing in pairings):
+        test = Report(list(pairings), [], {}).over_methods(benchmark)
+        if test is not None:
+            yield (
+                f"Tested as in the paper, over these hosts and both settings: {verdict(test)} Both settings are read "
+                "off the same runs, so the pairs are not independent."
+            )
+
+
+def significant_differences(evidence: Evidence) -> tuple[list[str], int]:
+    """Where average accuracy differs, all such tests of the page taken together, and how many they are."""
+    pairings = {pairing.name: pairing for pairing in evidence.controlled.compared}
+    pairings |= {f"{host} with the weight tuned": pairing for host, pairing in evidence.newly_tuned.items()}
+    tests = {
+        f"{name} {SETTING_TITLES[setting]}": (row.test.p, row.test.difference)
+        for name, pairing in pairings.items()
+        for setting in SETTINGS
+        if (row := pairing.row(setting)).test.p is not None
+    }
+    adjusted = holm([p for p, _ in tests.values() if p is not None])
+    sure = [name for name, p in zip(tests, adjusted, strict=True) if p < SIGNIFICANT]
+    return [f"{name} ({signed(tests[name][1])})" for name in sure], len(tests)
+
+
+def enumerated(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+# ---------------------------------------------------------------- one host
+
+
+def about_host(pairing: Pairing) -> str:
+    accuracy = " and ".join(accuracy_in_words(pairing, setting) for setting in SETTINGS)
+    effects = ". ".join(
+        f"{SETTING_TITLES[setting].capitalize()} it {effect_in_words(pairing, setting)}" for setting in SETTINGS
+    )
+    return f"Average accuracy changes by {accuracy}.{host_in_words(pairing)} {effects}."
+
+
+def accuracy_in_words(pairing: Pairing, setting: str) -> str:
+    row, printed = pairing.row(setting), printed_accuracy(pairing, setting)
+    beside = f"; printed {signed(printed_gain(printed))}{where_to(printed, row.test)}" if printed else ""
+    return f"{signed(row.test.difference)} {SETTING_TITLES[setting]} ({certainty(row)}{beside})"
+
+
+def certainty(row: Row) -> str:
+    """How far to trust a difference: an interval from three seeds on, before that each seed speaks for itself."""
+    if row.test.pairs == 1:
+        return "one seed"
+    if row.test.low is None:
+        return f"the same at {plural(row.test.pairs, 'seed')}"
+    if row.test.pairs == 2:
+        return f"two seeds, {' and '.join(signed(flashback - host) for host, flashback in row.pairs)}"
+    return f"95 % interval {interval(row.test)}, {plural(row.test.pairs, 'seed')}"
+
+
+def where_to(printed: Printed, test: PairedTest) -> str:
+    if test.low is None or test.high is None or test.pairs == 2:
+        return ""
+    return ", inside it" if test.low <= printed_gain(printed) <= test.high else ", outside it"
+
+
+def host_in_words(pairing: Pairing) -> str:
+    """A printed gain over a host that was not run for it says as much about the host."""
+    printed = printed_accuracy(pairing, CLASS_INCREMENTAL)
+    if printed is None or not printed.quoted or printed.rerun is not None:
+        return ""
+    return (
+        f" The class-incremental gain is printed over a quoted host of {number(printed.value[HOST])}; ours alone has "
+        f"{number(pairing.row(CLASS_INCREMENTAL).mean[HOST])}."
+    )
+
+
+def printed_accuracy(pairing: Pairing, setting: str) -> Printed | None:
+    """The average accuracies that the paper prints for both arms."""
+    both = [printed for printed in pairing.printed if len(printed.value) == len(ARMS)]
+    return next((printed for printed in both if (printed.setting, printed.metric) == (setting, AA)), None)
+
+
+def printed_gain(printed: Printed) -> float:
+    return printed.value[FLASHBACK] - (printed.value[HOST] if printed.rerun is None else printed.rerun)
+
+
+def effect_in_words(pairing: Pairing, setting: str) -> str:
+    """What flashback does to the two sides of the balance; a direction is named where a test tells one."""
+    words = {
+        FORGETTING: {"": "shows no difference in forgetting", "better": "forgets less", "worse": "forgets more"},
+        LEARNING: {
+            "": "shows no difference in learning new tasks",
+            "better": "learns new tasks better",
+            "worse": "learns new tasks worse",
+        },
+    }
+    said = []
+    for metric, by_direction in words.items():
+        test = pairing.row(setting, metric).test
+        if test.p is None:
+            said.append(f"changes {TITLES[metric][1]} by {signed(test.difference)}")
+        else:
+            told = by_direction[direction(metric, test.difference) if test.p < SIGNIFICANT else ""]
+            said.append(f"{told} ({signed(test.difference)}, p {probability(test.p)})")
+    return " and ".join(said)
+
+
+# ---------------------------------------------------------------- where it comes from
+
+
+def about_shorter_training(evidence: Evidence) -> Iterator[Finding]:
+    """Flashback trains on from the old state for fewer epochs: what of its effect is that, what the knowledge?"""
+    for shorter in evidence.shorter:
+        parts = []
+        for metric, name in ((AA, "average accuracy"), (FORGETTING, "forgetting"), (LEARNING, "new-task accuracy")):
+            steps = (shorter.by_training(CLASS_INCREMENTAL, metric), shorter.by_knowledge(CLASS_INCREMENTAL, metric))
+            parts.append(f"{name} {' and then '.join(signed(test.difference) for test in steps)}")
+        yield (
+            f"{shorter.host}, what of it is plastic knowledge",
+            "Fewer epochs alone, as phase 2 has them, and then plastic knowledge on top of them change, "
+            f"class-incremental, {', '.join(parts)} ({plural(len(shorter.seeds), 'seed')}).",
+        )
+
+
+def about_differences(evidence: Evidence) -> Iterator[Finding]:
+    base, *later = evidence.variants[: len(evidence.differences.jobs)]
+    before = base.value(CLASS_INCREMENTAL)
+    if before is None:
+        return
+    alone: list[str] = []
+    together: list[str] = []
+    for variant in later:
+        value, switched = variant.value(CLASS_INCREMENTAL), variant.change.since(base.change)
+        if value is not None:
+            (alone if len(switched) == 1 else together).append(f"{' and '.join(switched)} {signed(value - before)}")
+    host = evidence.differences.hosts[0]
+    about = f"{host}, where the printed gain comes from"
+    if alone:
+        seeds = plural(len(evidence.differences.seeds), "seed")
+        yield about, f"From the authors' host arm ({number(before)}, {seeds}), each alone: {'; '.join(alone)}."
+    if together:
+        own = evidence.controlled.pairing(host)
+        cell = printed_accuracy(own, CLASS_INCREMENTAL) if own else None
+        printed = f" The paper prints {signed(printed_gain(cell))}." if cell else ""
+        yield about, f"Together: {'; '.join(together)}.{printed}"
+
+
+def about_tuning(evidence: Evidence) -> Iterator[Finding]:
+    for host, pairing in evidence.tuned.items():
+        about = f"{host}, the weight tuned"
+        weight = alpha(pairing.of(FLASHBACK)[0])
+        if host not in evidence.newly_tuned:
+            yield about, f"The weight tuned on validation images is the recipe's own (alpha_p {weight:g})."
+            continue
+        own = evidence.controlled.pairing(host)
+        before = own.row(CLASS_INCREMENTAL).test.difference if own else None
+        beside = f", with the recipe's {signed(before)}" if before is not None else ""
+        row = pairing.row(CLASS_INCREMENTAL)
+        changed = f"{signed(row.test.difference)} class-incremental ({certainty(row)}){beside}"
+        yield (
+            about,
+            f"With alpha_p {weight:g}, chosen on validation images, average accuracy changes by {changed}. The host "
+            "was not tuned likewise.",
+        )
+
+
+# ---------------------------------------------------------------- what it rests on
+
+
+def about_anchors(evidence: Evidence) -> Iterator[str]:
+    anchored = evidence.anchored
     judged = [found for found in anchored if not found.anchor.unverified]
     near, far = ([found for found in judged if found.near is wanted] for wanted in (True, False))
     if near:
@@ -52,7 +253,9 @@ def about_hosts(anchored: Sequence[Anchored]) -> Iterator[str]:
     for found in (found for found in anchored if not found.near and found.nearest):
         yield nearest_in_words(found)
     if unverified := [found for found in anchored if found.anchor.unverified]:
-        yield f"Against published values that are not verified: {listed(unverified)}."
+        yield f"Beside published values that nobody has verified: {listed(unverified)}."
+    if anchored and (unanchored := evidence.unanchored):
+        yield f"No independent value to be held against: {', '.join(map(beside_the_paper, unanchored))}."
 
 
 def nearest_in_words(found: Anchored) -> str:
@@ -71,135 +274,27 @@ def listed(anchored: Sequence[Anchored]) -> str:
     )
 
 
-# ---------------------------------------------------------------- does flashback help?
-
-
-def about_accuracy(pairings: Sequence[Pairing]) -> Iterator[str]:
-    significant, tests = significant_differences(pairings)
-    correction = f"; significantly so, with Holm's correction for {plural(tests, 'test')}, for "
-    for setting in SETTINGS if pairings else ():
-        rows = {pairing.name: pairing.row(setting) for pairing in pairings}
-        for words, sign in (("higher", 1), ("lower", -1)):
-            moved = {name: row for name, row in rows.items() if sign * (row.test.difference or 0) > 0}
-            sure = correction + enumerated(name for name in moved if (name, setting) in significant) if tests else ""
-            yield (
-                f"{SETTING_TITLES[setting].capitalize()}, average accuracy is {words} with flashback for "
-                f"{len(moved)} of {plural(len(rows), 'host')}{amounts(moved)}{sure}."
-            )
-        printed = printed_gains(pairings, setting)
-        if printed:
-            gained = sum(gain > 0 for gain in printed.values())
-            yield f"The paper prints a gain for {gained} of the {len(printed)} ({SETTING_TITLES[setting]})."
-    yield from about_budget(pairings)
-    for benchmark in dict.fromkeys(pairing.any_run.benchmark for pairing in pairings):
-        test = Report(list(pairings), [], {}).over_methods(benchmark)
-        if test is not None:
-            yield f"The paper's own test, over these hosts and both settings, here: {verdict(test)}"
-
-
-def amounts(rows: dict[str, Row]) -> str:
-    each = (f"{name} {signed(row.test.difference)}{only(row.test)}" for name, row in rows.items())
-    return f" ({', '.join(each)})" if rows else ""
-
-
-def only(test: PairedTest) -> str:
-    return ", one seed" if test.pairs == 1 else ""
-
-
-def significant_differences(pairings: Sequence[Pairing]) -> tuple[set[tuple[str, str]], int]:
-    """The hosts and settings whose average accuracy differs, all tests taken together, and how many tests that are."""
-    tests = {(pairing.name, setting): pairing.row(setting).test.p for pairing in pairings for setting in SETTINGS}
-    done = {name: p for name, p in tests.items() if p is not None}
-    adjusted = dict(zip(done, holm(list(done.values())), strict=True))
-    return {name for name, p in adjusted.items() if p < SIGNIFICANT}, len(done)
-
-
-def enumerated(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
-
-
-def printed_gains(pairings: Sequence[Pairing], setting: str) -> dict[str, float]:
-    return {
-        pairing.name: printed.value[FLASHBACK] - (printed.value[HOST] if printed.rerun is None else printed.rerun)
-        for pairing in pairings
-        for printed in pairing.printed
-        if (printed.setting, printed.metric) == (setting, AA) and len(printed.value) == len(ARMS)
-    }
-
-
-def about_budget(pairings: Sequence[Pairing]) -> Iterator[str]:
-    unequal = [pairing.name for pairing in pairings if pairing.comparison.equal_budget is False]
-    if unequal:
-        yield f"Unequal budget, so these answer another question: {', '.join(unequal)}."
-
-
-# ---------------------------------------------------------------- at what price
-
-
-def effect_in_words(pairing: Pairing, setting: str) -> str:
-    """What flashback does to the two sides of the balance, each by the sign of its mean difference."""
-    words = {
-        FORGETTING: {"better": "forgets less", "worse": "forgets more", "": "forgets as much"},
-        LEARNING: {"better": "learns new tasks better", "worse": "learns new tasks worse", "": "learns as well"},
-    }
-    found = {metric: pairing.row(setting, metric).test.difference for metric in words}
-    return ", ".join(words[metric][direction(metric, round(value or 0, 2))] for metric, value in found.items())
-
-
-def about_balance(pairings: Sequence[Pairing]) -> Iterator[str]:
-    for setting in SETTINGS:
-        groups: dict[str, list[str]] = {}
-        for pairing in pairings:
-            groups.setdefault(effect_in_words(pairing, setting), []).append(pairing.name)
-        if groups:
-            each = "; ".join(f"{', '.join(names)}: {words}" for words, names in groups.items())
-            yield f"{SETTING_TITLES[setting].capitalize()}, with flashback, significant or not – {each}."
-
-
-# ---------------------------------------------------------------- the other sections
-
-
-def about_differences(evidence: Evidence) -> Iterator[str]:
-    base, *later = evidence.variants[: len(evidence.differences.jobs)]
-    before = base.value(CLASS_INCREMENTAL)
-    if before is None:
-        return
-    alone: list[str] = []
-    together: list[str] = []
-    for variant in later:
-        value, switched = variant.value(CLASS_INCREMENTAL), variant.change.since(base.change)
-        if value is not None:
-            text = f"{' and '.join(switched)} {signed(value - before)}"
-            (alone if len(switched) == 1 else together).append(text)
-    host = evidence.differences.hosts[0]
-    if alone:
-        seeds = plural(len(evidence.differences.seeds), "seed")
-        yield f"{host}, from the authors' host arm ({number(before)}, {seeds}), switched on alone: {', '.join(alone)}."
-    if together:
-        gains = printed_gains(evidence.controlled.pairings, CLASS_INCREMENTAL)
-        printed = f" The paper prints {signed(gains[host])}." if host in gains else ""
-        yield f"Switched on together: {', '.join(together)}.{printed}"
-
-
-def about_tuning(evidence: Evidence) -> Iterator[str]:
-    for host, pairing in evidence.tuned.items():
-        test = pairing.row(CLASS_INCREMENTAL).test
-        own = evidence.controlled.pairing(host)
-        weight = alpha(pairing.of(FLASHBACK)[0])
-        if own and own.of(FLASHBACK) and alpha(own.of(FLASHBACK)[0]) == weight:
-            yield f"{host}: the weight tuned on validation images is the recipe's own (alpha_p {weight:g})."
-            continue
-        before = own.row(CLASS_INCREMENTAL).test.difference if own else None
-        beside = f" The recipe's weight changes it by {signed(before)}." if before is not None else ""
-        yield f"{host}, class-incremental, with the weight tuned (alpha_p {weight:g}): {verdict(test)}{beside}"
+def beside_the_paper(pairing: Pairing) -> str:
+    printed = printed_accuracy(pairing, CLASS_INCREMENTAL)
+    theirs = f" (the paper prints {number(printed.value[HOST])})" if printed else ""
+    return f"{pairing.name} {number(pairing.row(CLASS_INCREMENTAL).mean[HOST])}{theirs}"
 
 
 def about_precision(evidence: Evidence) -> Iterator[str]:
-    """One sentence for every host and setting: a common one would hide the widest interval."""
-    for found in evidence.precisions:
-        for setting in SETTINGS:
-            about = f"{found.host} in {' and '.join(found.runs)}, {SETTING_TITLES[setting]} average accuracy"
-            yield f"{about}: {precision_in_words(found.test(setting))}."
+    tests = {
+        f"{found.host} in {' and '.join(found.runs)}, {SETTING_TITLES[setting]}": found.test(setting)
+        for found in evidence.precisions
+        for setting in SETTINGS
+    }
+    alike = {name: test for name, test in tests.items() if test.p is not None and test.p >= SIGNIFICANT}
+    if alike:
+        widest = max(alike.values(), key=lambda test: (test.high or 0) - (test.low or 0))
+        yield (
+            f"Between {' and '.join(evidence.precisions[0].runs)} no difference was found in {len(alike)} of "
+            f"{plural(len(tests), 'comparison')} of average accuracy; the widest interval is {interval(widest)} "
+            f"({plural(widest.pairs, 'seed')})."
+        )
+    yield from (f"{name}: {precision_in_words(test)}." for name, test in tests.items() if name not in alike)
 
 
 def precision_in_words(test: PairedTest) -> str:
@@ -233,4 +328,4 @@ def similarity_in_words(similarity: Similarity) -> str:
                 f"On {images} images flashback is nearer to joint training in {nearer} of "
                 f"{plural(len(differences), 'layer')} (mean change {number(mean(differences), '+.4f')})"
             )
-    return f"{'. '.join(parts) or 'Only one arm is here'}."
+    return f"{'. '.join(parts) or 'Only one arm is here'}. One seed tells no difference from chance."

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from flashback.benchmarks import BENCHMARKS
-from flashback.metrics import deviation, mean
+from flashback.metrics import PairedTest, deviation, mean
 from flashback.recipes import config_from_dict
 from flashback.reports.conclusions import (
     above_the_floor,
     conclusions,
-    effect_in_words,
     precision_in_words,
     similarity_in_words,
 )
@@ -26,8 +25,10 @@ from flashback.reports.gathered import (
     FORGETTING,
     LEARNING,
     NEAR,
+    SHORTER,
     Evidence,
     Precisions,
+    Shorter,
     Variant,
     accuracy,
     alpha,
@@ -61,6 +62,10 @@ from flashback.training.run import select_precision
 EFFECTS = (AA, FORGETTING, LEARNING, "new_task_accuracy", "stability_plasticity_ratio")
 FEW_METRICS = (AA, FORGETTING, LEARNING)
 SHARED = "Runs may have shared the device: seconds compare neither arms nor hosts. [Speed](speed.md) has the costs."
+NOT_VERIFIED = (
+    "Not verified: those who maintain the publication's public code list this host as not reproduced, so its value is "
+    "shown, not judged by."
+)
 NOT_RUN = "<!-- not run: needs CIFAR-100 and a GPU -->"
 REFERENCE = "joint"  # representations are compared with those of this host
 Lines = list[str]
@@ -77,6 +82,7 @@ def evidence_page(report: Report) -> str:
         "Are the hosts right?": anchors,
         "Does flashback help at equal cost?": controlled,
         "What flashback does to forgetting and to new tasks": effects,
+        "Plastic knowledge, or fewer epochs?": shorter_training,
         "Where the printed gain comes from": differences,
         "With the weight tuned": tuned,
         "Does the precision matter?": precision,
@@ -119,7 +125,7 @@ def surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def what_it_says(evidence: Evidence) -> Lines:
-    found = [f"- {plain(sentence)}" for sentence in conclusions(evidence)]
+    found = [f"- **{plain(about)}.** {plain(sentence)}" for about, sentence in conclusions(evidence).items()]
     return found or ["Nothing yet: the runs of full length are still to be made."]
 
 
@@ -134,16 +140,15 @@ def anchors(evidence: Evidence) -> Lines:
     ]
     rows = []
     for found in evidence.anchored:
-        row, cost = found.pairing.row(CLASS_INCREMENTAL), found.pairing.comparison.cost[HOST]
+        row = found.pairing.row(CLASS_INCREMENTAL)
         judged = "not verified" if found.anchor.unverified else "yes" if found.near else "no"
         accuracies = [number(found.anchor.average_accuracy), spread(row.mean[HOST], row.deviation[HOST])]
         forgetting = [number(found.anchor.forgetting), number(found.here(FORGETTING))]
-        spent = [seeds_of(row), whole(cost.seconds)]
-        rows.append([found.pairing.name, judged, *accuracies, signed(found.difference), *forgetting, *spent])
+        rows.append([found.pairing.name, judged, *accuracies, signed(found.difference), *forgetting, seeds_of(row)])
     near = f"within {NEAR:g} points"
     head = ("host", near, "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
-    lines += table((*head, "seconds a run"), rows, texts=2)
-    lines += ["", SHARED] if rows else []
+    lines += table(head, rows, texts=2)
+    lines += ["", NOT_VERIFIED] if any(found.anchor.unverified for found in evidence.anchored) else []
     lines += switches(evidence)
     noted = (found for found in evidence.anchored if found.anchor.note)
     return lines + bullets(f"{found.pairing.name}: {found.anchor.note}" for found in noted)
@@ -169,7 +174,7 @@ def controlled(evidence: Evidence) -> Lines:
         f"Network {study.said('host.net')}, {order_of(study)} order, memory {study.said('host.memory_size')} where a "
         f"host has one, {study.said('training.epochs')} epochs a task; with flashback {phase_1(study)} of them are "
         "phase 1. Both arms have the same settings and take the same optimiser steps. For reference, without "
-        f"flashback: {', '.join(study.references)}.",
+        f"flashback: {', '.join(study.references)}{absent_among(study)}.",
         *missing(study),
     ]
     if not study.runs:
@@ -194,7 +199,7 @@ def printed_table(report: Report, setting: str) -> Lines:
                 theirs = [printed.text(arm) or ABSENT for arm in ARMS]
                 ours = [spread(row.mean[arm], row.deviation[arm]) for arm in ARMS]
                 what = [pairing.name, TITLES[printed.metric][0], printed.where, seeds_of(row)]
-                rows.append([*what, *theirs, *ours, tested(row)])
+                rows.append([*what, *theirs, *ours, tested(row.test)])
     head = ["host", "metric", "printed in", "seeds"]
     head += [f"{title}, {where}" for where in ("printed", "here") for title in ARM_TITLES.values()]
     return table([*head, "difference, here"], rows, texts=3)
@@ -222,13 +227,43 @@ def effects(evidence: Evidence) -> Lines:
     for setting in SETTINGS:
         rows = []
         for pairing in pairings:
-            found = [pairing.row(setting, metric) for metric in EFFECTS]
-            rows.append([pairing.name, effect_in_words(pairing, setting), seeds_of(found[0]), *map(change, found)])
+            rows.append(effect_cells(pairing.name, [pairing.row(setting, metric) for metric in EFFECTS]))
+            for name in pairing.classifiers:
+                found = [pairing.by_classifier(name, setting, metric) for metric in EFFECTS]
+                rows.append(effect_cells(f"{pairing.name}, by its {name} classifier", found))
         heads = [f"{TITLES[metric][0]}, difference" for metric in EFFECTS]
-        lines += [*bold(setting), *table(("host", "with flashback it", "seeds", *heads), rows, texts=2)]
+        lines += [*bold(setting), *table(("host", "seeds", *heads), rows)]
     implied = implied_new_task_accuracies([pairings[0].any_run.benchmark])
     note = ["", "The paper prints no new-task accuracy, but implies one for some hosts:", *bullets(implied)]
     return lines[1:] + (note if implied else [])
+
+
+def effect_cells(name: str, rows: Sequence[Row]) -> list[str]:
+    return [name, seeds_of(rows[0]), *map(change, rows)]
+
+
+def shorter_training(evidence: Evidence) -> Lines:
+    study = evidence.phase2_alone
+    lines = [
+        "With flashback, phase 2 starts from the old state and has fewer epochs than the host alone. That by itself "
+        f"moves the balance, so here {', '.join(study.hosts)} also trains alone for just the epochs of phase 2 "
+        f"({study.said('training.epochs')}; the first task as always). From the host to that run, fewer epochs change "
+        "something; from that run to flashback, plastic knowledge does.",
+        *missing(study),
+    ]
+    for setting in SETTINGS if evidence.shorter else ():
+        rows = [shorter_cells(one, setting, metric) for one in evidence.shorter for metric in FEW_METRICS]
+        arms = ("host", "host, epochs of phase 2", "with flashback")
+        head = ("method", "metric", "seeds", *arms, "by fewer epochs", "by plastic knowledge")
+        lines += [*bold(setting), *table(head, rows, texts=2)]
+    return lines
+
+
+def shorter_cells(one: Shorter, setting: str, metric: str) -> list[str]:
+    values = [known(one.values(kind, setting, metric)) for kind in (HOST, SHORTER, FLASHBACK)]
+    means = [spread(mean(own), deviation(own)) for own in values]
+    steps = [tested(test) for test in (one.by_training(setting, metric), one.by_knowledge(setting, metric))]
+    return [one.host, TITLES[metric][0], str(len(one.seeds)), *means, *steps]
 
 
 def differences(evidence: Evidence) -> Lines:
@@ -236,8 +271,9 @@ def differences(evidence: Evidence) -> Lines:
     lines = [
         f"The authors' scripts for {', '.join(study.hosts)} change more than flashback between the arms: only the "
         "arm with flashback lowers its learning rate (and on Split CIFAR-10 it trains longer). Here each change is "
-        f"switched on alone, from their host arm, then together; {seeds_in(study)} each. The host with the epochs of "
-        "phase 2 alone shows what plastic knowledge adds to the restart. The controlled arms close the table.",
+        f"switched on alone, from their host arm, then together; {seeds_in(study)} each. Their flashback arm without "
+        "flashback, the host with the epochs of phase 2, tells what plastic knowledge adds. The controlled arms close "
+        "the table.",
         *missing(study),
     ]
     if not study.runs:
@@ -246,7 +282,14 @@ def differences(evidence: Evidence) -> Lines:
     for setting in SETTINGS:
         rows = [variant_cells(variant, base, setting) for variant in evidence.variants if variant.runs]
         names = [TITLES[metric][0] for metric in FEW_METRICS]
-        head = ("arm", "learning rate", "epochs, later tasks", "seeds", *names, "AA since the authors' host arm")
+        head = (
+            "arm",
+            "learning rate",
+            "epochs, later tasks",
+            "seeds",
+            *names,
+            "AA minus that of the authors' host arm",
+        )
         lines += [*bold(setting), *table(head, rows, texts=3)]
     return lines
 
@@ -265,7 +308,8 @@ def tuned(evidence: Evidence) -> Lines:
     lines = [
         f"The weight of the plasticity loss chosen on a share of {study.said('benchmark.validation')} of the training "
         f"images, never on test images: {plural(weights, 'weight')}, {plural(len(study.seeds), 'short run')} each "
-        f"({length_of(study)}). The best one then trains in full, on all training images, as a third arm.",
+        f"({length_of(study)}). The best one then trains in full, on all training images, as a third arm. The host "
+        "has no such choice, so this arm is not at equal cost.",
         *missing(study),
     ]
     if not evidence.chosen:
@@ -291,7 +335,7 @@ def tuned_table(evidence: Evidence, setting: str) -> Lines:
             with_recipe = own.row(setting, metric) if own else None
             with_tuned = pairing.row(setting, metric)
             means = [arm_of(with_tuned, HOST), arm_of(with_recipe, FLASHBACK), arm_of(with_tuned, FLASHBACK)]
-            changes = [tested(with_recipe), tested(with_tuned)]
+            changes = [tested(with_recipe.test if with_recipe else None), tested(with_tuned.test)]
             weight = f"{alpha(pairing.of(FLASHBACK)[0]):g}"
             rows.append([host, TITLES[metric][0], weight, seeds_of(with_tuned), *means, *changes])
     arms = ("host", "flashback, recipe", "flashback, tuned", "difference, recipe", "difference, tuned")
@@ -314,7 +358,7 @@ def missing_tuned(evidence: Evidence) -> Lines:
     sweep = ["arms: [flashback]", f"benchmarks: [{benchmark}]", "parts:", *parts]
     file = ['```yaml title="tuned.yaml"', "title: Flashback with the weight tuned", *sweep, "```"]
     said = "Runs with the chosen weight are not all here yet:"
-    return ["", said, "", NOT_RUN, *file, "", *sweep_command("tuned.yaml", "tuned")]
+    return ["", said, "", NOT_RUN, *file, "", *sweep_command("tuned.yaml", "runs/tuned")]
 
 
 def precision(evidence: Evidence) -> Lines:
@@ -417,6 +461,12 @@ def phase_1(study: Study) -> str:
     return study.said("flashback.epochs", [FLASHBACK])
 
 
+def absent_among(study: Study) -> str:
+    """Of the references those without a run, where others have one."""
+    absent = [host for host in study.references if study.runs and study.pairing(host) is None]
+    return f" (not run yet: {', '.join(absent)})" if absent else ""
+
+
 def order_of(study: Study) -> str:
     benchmark = study.jobs[0].config["benchmark"]
     return str(benchmark["order"] or BENCHMARKS[benchmark["name"]].order)
@@ -435,11 +485,12 @@ def missing(study: Study) -> Lines:
         return []
     there = f"{study.done} of {plural(len(study.jobs), 'planned run')} are here; the others are not run yet."
     said = there if study.done else f"Not run yet ({plural(len(study.jobs), 'run')})."
-    return ["", said, "", *sweep_command(study.sweep, study.folder)]
+    place = "results" if study.done else "runs"  # beside the records that are here, the others alone are trained
+    return ["", said, "", *sweep_command(study.sweep, f"{place}/{study.folder}")]
 
 
 def sweep_command(sweep: str, folder: str) -> Lines:
-    return bash(f"flashback sweep {sweep} --data ~/data --out runs/{folder}")
+    return bash(f"flashback sweep {sweep} --data ~/data --out {folder}")
 
 
 def bash(command: str) -> Lines:
@@ -470,12 +521,12 @@ def arm_of(row: Row | None, arm: str) -> str:
     return ABSENT if row is None else spread(row.mean[arm], row.deviation[arm])
 
 
-def tested(row: Row | None) -> str:
+def tested(test: PairedTest | None) -> str:
     """The difference, with p where there is a test and a word where there is none."""
-    if row is None:
+    if test is None:
         return ABSENT
-    alone = " (one seed)" if row.test.pairs == 1 else ""
-    return signed(row.test.difference) + (alone if row.test.p is None else f" (p {probability(row.test.p)})")
+    alone = " (one seed)" if test.pairs == 1 else ""
+    return signed(test.difference) + (alone if test.p is None else f" (p {probability(test.p)})")
 
 
 def whole(value: float | None) -> str:

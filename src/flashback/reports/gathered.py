@@ -30,6 +30,7 @@ from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 CLASS_INCREMENTAL = SETTINGS[0]
 AA, FORGETTING, LEARNING = "average_accuracy", "forgetting", "mean_new_task_accuracy"
+SHORTER = "shorter"  # the host alone with the epochs of phase 2
 NEAR = 2.0  # points of accuracy within which a host counts as that of a publication
 
 
@@ -104,7 +105,7 @@ class Change:
         found = {
             "flashback": self.flashback != base.flashback,
             "the falling learning rate": self.rate != base.rate,
-            f"{longer:+d} epochs a task": longer != 0,
+            f"{abs(longer)} epochs {'more' if longer > 0 else 'fewer'} a task": longer != 0,
         }
         return [name for name, changed in found.items() if changed]
 
@@ -136,6 +137,27 @@ class Precisions:
         return paired_test(second, first)
 
 
+@dataclass(frozen=True)
+class Shorter:
+    """A host alone, alone with the epochs of phase 2, and with flashback: what leads from one to the next."""
+
+    host: str
+    runs: dict[str, dict[int, Run]]  # by kind and seed: the seeds that all have
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.runs[SHORTER])
+
+    def values(self, kind: str, setting: str, metric: str) -> dict[int, float | None]:
+        return {seed: run.record.results[setting][metric] for seed, run in self.runs[kind].items()}
+
+    def by_training(self, setting: str, metric: str) -> PairedTest:
+        return paired_test(self.values(HOST, setting, metric), self.values(SHORTER, setting, metric))
+
+    def by_knowledge(self, setting: str, metric: str) -> PairedTest:
+        return paired_test(self.values(SHORTER, setting, metric), self.values(FLASHBACK, setting, metric))
+
+
 def known(values: Mapping[int, float | None]) -> list[float]:
     return [value for value in values.values() if value is not None]
 
@@ -152,6 +174,7 @@ class Evidence:
         self.anchors = study("anchors", "anchors")
         self.switches = study("anchor-switches", "anchor-switches")
         self.controlled = study("evidence", "controlled")
+        self.phase2_alone = study("phase2-alone", "phase2-alone")
         self.differences = study("icarl-differences", "icarl-differences")
         self.tuning = study("tuning", "tuning")
         self.precision = study("precision", "precision")
@@ -210,6 +233,33 @@ class Evidence:
     def tuned(self) -> dict[str, Pairing]:
         return {host: pair_up(host, runs) for host, (runs, _) in self.with_tuned.items()}
 
+    @property
+    def newly_tuned(self) -> dict[str, Pairing]:
+        """Where the chosen weight is not the recipe's own."""
+        usual = {host: self.controlled.job(host, FLASHBACK).config["flashback"]["alpha"] for host in self.tuned}
+        return {host: own for host, own in self.tuned.items() if alpha(own.of(FLASHBACK)[0]) != usual[host]}
+
+    @property
+    def unanchored(self) -> list[Pairing]:
+        """Hosts with flashback that no independent publication has a value for."""
+        return [own for own in self.controlled.compared if anchor_of(own.any_run.benchmark, own.name) is None]
+
+    @cached_property
+    def shorter(self) -> list[Shorter]:
+        """At the seeds of which all three runs are here, computed alike."""
+        found = []
+        for host in self.phase2_alone.hosts:
+            arms = {arm: (self.controlled, self.controlled.job(host, arm)) for arm in ARMS}
+            kinds = arms | {SHORTER: (self.phase2_alone, self.phase2_alone.job(host, HOST))}
+            runs = {
+                kind: {(run.seed, how_computed(run, job)): run for run in study.of(job)}
+                for kind, (study, job) in kinds.items()
+            }
+            common = sorted(set.intersection(*(set(own) for own in runs.values())))
+            if common:
+                found.append(Shorter(host, {kind: {k[0]: own[k] for k in common} for kind, own in runs.items()}))
+        return found
+
     @cached_property
     def precisions(self) -> list[Precisions]:
         found = []
@@ -226,7 +276,7 @@ class Evidence:
 
     @property
     def studies(self) -> list[Study]:
-        first = [self.anchors, self.switches, self.controlled]
+        first = [self.anchors, self.switches, self.controlled, self.phase2_alone]
         return [*first, self.differences, self.tuning, self.precision, self.short]
 
     @cached_property

@@ -89,8 +89,15 @@ class Pairing:
 
     @property
     def printed(self) -> list[Printed]:
-        """What the paper prints for such runs; nothing stands beside runs of another length."""
-        return printed_for(self.any_run.settings) if self.is_whole else []
+        """What the paper prints for such runs; nothing stands beside runs of another length.
+
+        Where flashback is not set up as in the recipe, only values that are about just that.
+        """
+        if not self.is_whole:
+            return []
+        special = {key for key in self.changes if key.startswith("flashback.")}
+        settings = self.of(self.arms[-1])[0].settings  # with flashback, where there is such a run
+        return [p for p in printed_for(settings) if special <= p.of_flashback and bool(special) == bool(p.of_flashback)]
 
     @property
     def metrics(self) -> list[str]:
@@ -160,11 +167,12 @@ class Pairing:
 
     def other_classifiers(self) -> dict[str, list[Row]]:
         """Average accuracies by the further classifiers."""
-        return {name: [self._other(name, setting) for setting in SETTINGS] for name in self.classifiers}
+        return {name: [self.by_classifier(name, setting) for setting in SETTINGS] for name in self.classifiers}
 
-    def _other(self, name: str, setting: str) -> Row:
+    def by_classifier(self, name: str, setting: str, metric: str = "average_accuracy") -> Row:
+        """A row by one of the further classifiers."""
         records: dict[tuple[str, int], RunRecord] = {key: run.others[name] for key, run in self.runs.items()}
-        return tabulate(records, self.seeds, setting, "average_accuracy")
+        return tabulate(records, self.seeds, setting, metric)
 
 
 @dataclass(frozen=True)

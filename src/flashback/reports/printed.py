@@ -38,6 +38,11 @@ class Printed:
         wanted = {"benchmark.name": self.benchmark, "host.name": self.host, **self.when}
         return all(settings.get(key) == value for key, value in wanted.items())
 
+    @property
+    def of_flashback(self) -> set[str]:
+        """The settings of flashback that the value is about; with none, those of the recipe."""
+        return {key for key in self.when if key.startswith("flashback.")}
+
     def text(self, arm: str) -> str:
         """The value as a reader should take it: with its deviation, its mark as quoted, and the own run of that."""
         if arm not in self.value:
@@ -109,9 +114,12 @@ def implied_new_task_accuracies(benchmarks: Sequence[str]) -> list[str]:
         forgetting = cells.get((benchmark, host, "forgetting", when))
         if metric == "stability_plasticity_ratio" and forgetting is not None and benchmark in benchmarks:
             without, with_flashback = (100 * forgetting.value[arm] / ratio.value[arm] for arm in ARMS)
+            apart = {round(ratio.value[arm] - forgetting.value[arm], 2) for arm in ARMS}
+            misprint = f" They are exactly {number(min(apart))} apart in both arms: one of them may be a misprint."
             sentences.append(
                 f"{host} on {benchmark}: forgetting ({forgetting.where}) and SPR ({ratio.where}) imply a new-task "
                 f"accuracy of {number(without, '.1f')} without and {number(with_flashback, '.1f')} with flashback."
+                + (misprint if len(apart) == 1 else "")
             )
     return sentences
 

@@ -24,7 +24,7 @@ def plot_speeds(bench: Bench) -> Figure | None:
     modes = [mode for mode in MODES if any(speed.mode == mode for speed in bench.speeds)]
     thick = THICK / len(modes)
     height = 1.5 + len(hosts) * (0.16 + 0.2 * len(modes))
-    figure, panels = new_figure(2.4 + 3.4 * len(batches), height, len(batches), sharey=True)
+    figure, panels = new_figure(1.6 + 2.4 * len(batches), height, len(batches), sharey=True)
     for axes, batch in zip(panels, batches, strict=True):
         here = [speed for speed in bench.speeds if speed.batch_size == batch]
         for speed in here:
@@ -47,15 +47,15 @@ def draw(axes: Any, speed: Speed, place: float, thick: float) -> None:
         return
     axes.barh(place, rate, thick, color=COLOURS[speed.mode], zorder=2)
     axes.annotate(
-        f"{rate:,.0f}", (rate, place), (7, 0), textcoords="offset points", va="center", fontsize="x-small", zorder=4
+        f"{rate:,.0f}", (rate, place), (7, 0), textcoords="offset points", va="center", fontsize="small", zorder=4
     )
 
 
 def finish(axes: Any, fastest: float) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlim(0, 1.18 * fastest)
-    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.set_xlim(0, 1.32 * fastest)
+    axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("images/s")
     axes.grid(axis="x", alpha=0.3, zorder=0)

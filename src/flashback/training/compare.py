@@ -46,14 +46,18 @@ class Row:
     test: PairedTest
 
     @property
-    def matched(self) -> dict[str, float | None]:
-        """The mean of each arm over the seeds for which both have a value; these differ by what the test is about."""
-        both = [
+    def pairs(self) -> list[tuple[float, float]]:
+        """Host and flashback at every seed for which both have a value."""
+        return [
             (host, flashback)
             for seed, host in self.values[HOST].items()
             if host is not None and (flashback := self.values[FLASHBACK].get(seed)) is not None
         ]
-        return {arm: mean([pair[k] for pair in both]) for k, arm in enumerate(ARMS)}
+
+    @property
+    def matched(self) -> dict[str, float | None]:
+        """The mean of each arm over the seeds of its pairs; these differ by what the test is about."""
+        return {arm: mean([pair[k] for pair in self.pairs]) for k, arm in enumerate(ARMS)}
 
 
 @dataclass(frozen=True)
