@@ -86,7 +86,7 @@ def test_the_longest_recipe_in_its_order():
 def test_strong():
     generator = seeded()
     x = augment.random_flip(raw().float() / 255, generator)
-    x = augment.random_resized_crop(x, 16, (0.2, 1.0), (3 / 4, 4 / 3), generator)
+    x = augment.random_resized_crop(x, (16, 16), (0.2, 1.0), (3 / 4, 4 / 3), generator)
     x = augment.color_jitter(x, 0.4, 0.4, 0.4, 0.1, generator, 0.8)
     x = augment.greyscale(x, 0.2, generator)
     assert torch.equal(views_of(3).strong(raw(), seeded()), normalise(x, MEAN, STD))
@@ -98,6 +98,13 @@ def test_size(recipe):
     x = raw(side=16)
     assert made.weak(x, seeded()).shape == made.strong(x, seeded()).shape == (8, 3, 10, 10)
     assert torch.equal(made.plain(x), views_of(3).plain(x[:, :, 3:13, 3:13]))
+
+
+@pytest.mark.parametrize("recipe", [("rrcrop", "flip"), ("crop", "flip"), ()])
+def test_images_that_are_not_square_keep_their_shape(recipe):
+    x = raw(side=16)[:, :, 2:14]
+    made = views_of(3, recipe)
+    assert made.plain(x).shape == made.weak(x, seeded()).shape == made.strong(x, seeded()).shape == (8, 3, 12, 16)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

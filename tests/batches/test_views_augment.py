@@ -119,19 +119,19 @@ def test_resized_crop_is_pillows(size, channels, unit):
         planes = [Image.fromarray(plane).crop(box).resize((size, size), Image.Resampling.BILINEAR) for plane in image]
         expected.append(np.stack([np.asarray(plane) for plane in planes]).astype(float))
     # Pillow rounds whole numbers after each of the two directions.
-    same(augment.resized_crop_at(x, boxes, size), expected, 1e-5 if unit else 1)
+    same(augment.resized_crop_at(x, boxes, (size, size)), expected, 1e-5 if unit else 1)
 
 
 def test_resized_crop_of_the_whole_image_changes_nothing():
     x = images(height=8, width=8)
-    assert torch.equal(augment.resized_crop_at(x, torch.tensor([[0.0, 0.0, 8.0, 8.0]] * BATCH), 8), x)
+    assert torch.equal(augment.resized_crop_at(x, torch.tensor([[0.0, 0.0, 8.0, 8.0]] * BATCH), (8, 8)), x)
 
 
 def test_resized_crop_under_autocast_keeps_its_precision():
     x = images(unit=True)
-    expected = augment.random_resized_crop(x, 9, (0.2, 1.0), (0.75, 1.33), seeded())
+    expected = augment.random_resized_crop(x, (9, 9), (0.2, 1.0), (0.75, 1.33), seeded())
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(augment.random_resized_crop(x, 9, (0.2, 1.0), (0.75, 1.33), seeded()), expected)
+        assert torch.equal(augment.random_resized_crop(x, (9, 9), (0.2, 1.0), (0.75, 1.33), seeded()), expected)
 
 
 @settings(deadline=None, max_examples=30)

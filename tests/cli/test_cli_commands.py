@@ -24,7 +24,8 @@ from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord, read_record
-from flashback.reports.words import ABSENT
+from flashback.reports.words import ABSENT, TITLES
+from flashback.training.compare import METRICS
 from flashback.training.sweep import read_sweep, shipped_sweeps
 from flashback.training.trainer import Trainer
 
@@ -104,9 +105,8 @@ def test_run_leaves_a_record_and_prints_it(flashback: Command, tiny: list[str]) 
 
 def assert_printed(record: RunRecord, out: str) -> None:
     rows = {line.strip().split("  ")[0]: line.split()[-2:] for line in out.splitlines() if line.strip()}
-    for metric, name in tables.NAMES.items():
-        title = tables.title_of(metric)
-        assert title.startswith(name)
+    for metric, more_is_better in METRICS.items():
+        title = TITLES[metric][1] + ("" if more_is_better else " ↓")
         for column, setting in enumerate(("class_incremental", "task_incremental")):
             value = record.results[setting][metric]
             assert rows[title][column] == (ABSENT if value is None else f"{value:z.2f}")

@@ -21,7 +21,7 @@ from flashback.records import read_record
 from flashback.reports.words import TITLES
 from flashback.training import jobs
 from flashback.training import run as run_config
-from flashback.training.compare import METRICS, Comparison, Row, compare
+from flashback.training.compare import METRICS, OVER_IMAGES, Comparison, Row, compare
 from flashback.training.jobs import ARMS
 from flashback.training.trainer import Trainer
 
@@ -51,6 +51,18 @@ def test_numbers_come_from_the_run_folders(flashback: Command, tiny: list[str]) 
     assert (document["equal_budget"], document["budget"]) == (True, "equal budget")
     assert "cost of one run: equal budget" in out
     assert document["sentence"] in out.replace("\n", " ")
+
+
+def test_tasks_of_unequal_size_are_averaged_over_images_too(flashback: Command, tiny: list[str]) -> None:
+    sizes = ("--set", "benchmark.sizes=[4,2]")
+    code, out, _ = flashback("compare", "lwf-mc", "--seeds", "1", "--out", "out", *tiny, *sizes)
+    assert code == 0
+    document = json.loads(Path("out/comparison.json").read_text())
+    record = read_record(Path("out/host/seed-0"))
+    for metric in OVER_IMAGES:
+        assert TITLES[metric][0] in out
+        (found,) = (r for r in document["rows"] if (r["metric"], r["setting"]) == (metric, "class_incremental"))
+        assert found["mean"]["host"] == record.results["class_incremental"][metric]
 
 
 def check_row(row: dict[str, Any], values: dict[tuple[str, int], float | None], out: str) -> None:

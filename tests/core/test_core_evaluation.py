@@ -48,6 +48,17 @@ def slow_accuracy(host: Host, judge: Judge, task: Task, columns: Sequence[int], 
     return 100 * right / len(task.test)
 
 
+@pytest.mark.parametrize("chosen", [[0], [2, 0], [1]])
+def test_some_tasks_are_still_told_among_all_classes_learned(chosen: list[int]) -> None:
+    host, judge = judged_host(10.0)
+    host.task = host.benchmark.tasks[-1]
+    tasks = [host.benchmark.tasks[k] for k in chosen]
+    found = evaluate(host, tasks)["judge"]["class_incremental"]
+    assert found == [slow_accuracy(host, judge, task, range(host.benchmark.classes)) for task in tasks]
+    whole = evaluate(host, host.benchmark)["judge"]["class_incremental"]
+    assert found == [whole[k] for k in chosen]
+
+
 @pytest.mark.parametrize("lure", [0.0, 10.0, 1e6])
 @pytest.mark.parametrize("upto", [0, 1, 2])
 def test_accuracy_counts_seen_columns_alone(upto: int, lure: float) -> None:

@@ -91,6 +91,8 @@ def test_ewc_keeps_one_anchor_for_each_task() -> None:
         host.allocate()
         assert len(host.stable.tasks) == task.index + 1
         assert not host.stable[-1].importance.any()
+        one = sum(2 * p.numel() * p.element_size() for p in host.net.parameters())  # values and importance
+        assert host.knowledge_bytes() == {"stable": task.index * one}  # a blank anchor is no knowledge
         shuffle(host, task.index)
         host.end()
         expected.append((flat(host.net.parameters()).detach().clone(), fisher_of(host)))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import flashback as fb
 from flashback.errors import FlashbackError
 from flashback.nets import build_backbone
 
@@ -16,7 +17,7 @@ class Patches(nn.Module):
     """Four tokens of a 4x4 image and a class token in front."""
 
     num_features = 6
-    pretrained_cfg = types.MappingProxyType({"input_size": (3, 4, 4)})
+    pretrained_cfg = types.MappingProxyType({"input_size": (3, 4, 4), "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)})
 
     def __init__(self, channels):
         super().__init__()
@@ -77,6 +78,28 @@ def test_class_token_and_pretrained_weights(timm):
     x = torch.randn(2, 3, 4, 4)
     torch.testing.assert_close(backbone(x), backbone.model.forward_features(x)[:, 0])
     assert timm == [("patches", True)]
+
+
+def test_images_are_normalised_as_the_pretrained_weights_know_them(timm):
+    assert build_backbone("timm:patches", (3, 4, 4)).normalisation is None
+    assert build_backbone("timm:patches:pretrained", (3, 4, 4)).normalisation == ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    (mean,), (std,) = build_backbone("timm:patches:pretrained", (1, 4, 4)).normalisation
+    assert (mean, std) == pytest.approx((0.4, 0.3))
+
+
+def test_a_host_with_pretrained_weights_shows_them_such_images(timm, monkeypatch):
+    images = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8)
+    x, y = images.permute(0, 2, 3, 1).numpy(), torch.arange(8).numpy() % 2
+    benchmark = fb.load_benchmark({"x_train": x, "y_train": y, "x_test": x, "y_test": y}, sizes=1)
+    seen = {}
+    for net in ("timm:patches", "timm:patches:pretrained"):
+        host = fb.build_host("finetune", benchmark, net=net, device="cpu")
+        seen[net] = host.views.plain(images)
+    unit = images / 255
+    own = torch.tensor(benchmark.mean).view(1, 3, 1, 1), torch.tensor(benchmark.std).view(1, 3, 1, 1)
+    torch.testing.assert_close(seen["timm:patches"], (unit - own[0]) / own[1])
+    mean, std = torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1), torch.tensor([0.2, 0.3, 0.4]).view(1, 3, 1, 1)
+    torch.testing.assert_close(seen["timm:patches:pretrained"], (unit - mean) / std)
 
 
 @pytest.mark.parametrize("name", ["timm:maps", "timm:maps_last"])

@@ -120,19 +120,19 @@ def _resampling(start: Tensor, length: Tensor, inputs: int, outputs: int) -> Ten
     return weights / weights.sum(2, keepdim=True)
 
 
-def resized_crop_at(x: Tensor, boxes: Tensor, size: int) -> Tensor:
-    """Each image's box, resampled to size x size with antialiasing: two batched matrix products."""
+def resized_crop_at(x: Tensor, boxes: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Each image's box, resampled to a height and a width with antialiasing: two batched matrix products."""
     top, left, h, w = boxes.unbind(1)
-    rows = _resampling(top, h, x.shape[-2], size)
-    columns = _resampling(left, w, x.shape[-1], size)
+    rows = _resampling(top, h, x.shape[-2], shape[0])
+    columns = _resampling(left, w, x.shape[-1], shape[1])
     with torch.autocast(x.device.type, enabled=False):
         return like(rows[:, None] @ x.float() @ columns[:, None].transpose(2, 3), x)
 
 
 def random_resized_crop(
-    x: Tensor, size: int, scale: tuple[float, float], ratio: tuple[float, float], generator: Generator
+    x: Tensor, shape: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], generator: Generator
 ) -> Tensor:
-    return resized_crop_at(x, draw_boxes(len(x), (x.shape[-2], x.shape[-1]), scale, ratio, generator), size)
+    return resized_crop_at(x, draw_boxes(len(x), (x.shape[-2], x.shape[-1]), scale, ratio, generator), shape)
 
 
 def draw_centres(count: int, shape: tuple[int, int], generator: Generator) -> Tensor:

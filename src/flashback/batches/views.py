@@ -17,7 +17,7 @@ Step = Callable[["Views", Tensor, Generator], Tensor]
 
 # The steps a recipe may name, in the order in which they act.
 STEPS: dict[str, Step] = {
-    "rrcrop": lambda views, x, generator: augment.random_resized_crop(x, views.side(x), (0.08, 1.0), RATIO, generator),
+    "rrcrop": lambda views, x, generator: augment.random_resized_crop(x, views.shape(x), (0.08, 1.0), RATIO, generator),
     "crop": lambda views, x, generator: augment.random_crop(x, views.padding, generator),
     "flip": lambda _, x, generator: augment.random_flip(x, generator),
     "jitter": lambda _, x, generator: augment.brightness_jitter(x, generator),
@@ -51,8 +51,9 @@ class Views:
             if name not in STEPS:
                 raise unknown("augmentation", name, STEPS)
 
-    def side(self, x: Tensor) -> int:
-        return self.size or x.shape[-1]
+    def shape(self, x: Tensor) -> tuple[int, int]:
+        """Height and width of what a network sees of such images."""
+        return (self.size, self.size) if self.size else (x.shape[-2], x.shape[-1])
 
     def plain(self, raw: Tensor) -> Tensor:
         """The test view: the centre, unchanged."""
@@ -69,7 +70,7 @@ class Views:
     def strong(self, raw: Tensor, generator: Generator) -> Tensor:
         """The view for contrastive terms (X-DER's future preparation, SimCLR's changes without blur)."""
         x = augment.random_flip(augment.as_unit(raw), generator)
-        x = augment.random_resized_crop(x, self.side(raw), (0.2, 1.0), RATIO, generator)
+        x = augment.random_resized_crop(x, self.shape(raw), (0.2, 1.0), RATIO, generator)
         x = augment.color_jitter(x, 0.4, 0.4, 0.4, 0.1, generator, p=0.8)
         x = augment.greyscale(x, 0.2, generator)
         return normalise(x, self.mean, self.std)

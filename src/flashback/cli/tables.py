@@ -16,6 +16,8 @@ from flashback.recipes import list_recipes
 from flashback.records import RunRecord
 from flashback.reports.reading import Run
 from flashback.reports.words import (
+    HIGHER_IS_BETTER,
+    SETTING_TITLES,
     TITLES,
     interval,
     number,
@@ -26,27 +28,17 @@ from flashback.reports.words import (
     unmatched_seeds,
     unvalued_seeds,
 )
-from flashback.training.compare import METRICS, Comparison, Row
+from flashback.training.compare import Comparison, Row, metrics_of
 from flashback.training.evaluation import SETTINGS
 from flashback.training.jobs import ARMS, FLASHBACK, group_failures
 from flashback.training.sweep import read_sweep, shipped_sweeps
 
-NAMES = {
-    "average_accuracy": "average accuracy AA",
-    "average_incremental_accuracy": "average incremental AIA",
-    "forgetting": "forgetting",
-    "backward_transfer": "backward transfer BWT",
-    "forward_transfer": "forward transfer FWT",
-    "stability_plasticity_ratio": "stability ratio SPR",
-    "new_task_accuracy": "new task, last",
-    "mean_new_task_accuracy": "new task, mean",
-}
 WIDE = 96  # columns of a terminal that has room between the columns of a comparison; 80 hold them all
 
 
-def title_of(metric: str) -> str:
-    """The arrow marks what is better when it is less."""
-    return NAMES[metric] + ("" if METRICS[metric] else " ↓")
+def arrow(metric: str) -> str:
+    """Marks what is better when it is less."""
+    return "" if HIGHER_IS_BETTER[metric] else " ↓"
 
 
 def make_table(title: str, *columns: str, texts: int = 1) -> Table:
@@ -117,9 +109,10 @@ def first_line(text: str | None) -> str:
 
 def run_table(run: Run) -> Table:
     title = f"{titled(run.host, run.arm == FLASHBACK, run.benchmark)}, seed {run.seed}"
-    table = make_table(title, f"{run.classifier} classifier", *map(words, SETTINGS))
-    for metric in METRICS:
-        table.add_row(title_of(metric), *(number(run.record.results[setting][metric]) for setting in SETTINGS))
+    table = make_table(title, f"{run.classifier} classifier", *SETTING_TITLES.values())
+    for metric in metrics_of([run.record]):
+        name = f"{TITLES[metric][1]}{arrow(metric)}"
+        table.add_row(name, *(number(run.record.results[setting][metric]) for setting in SETTINGS))
     return table
 
 
@@ -133,10 +126,6 @@ def run_cost(record: RunRecord) -> str:
     return f"{run['steps']:,} optimiser steps on {run['images']:,} images, {sizes}, {run['seconds']:.0f} s"
 
 
-def words(name: str) -> str:
-    return name.replace("_", "-")
-
-
 # ---------------------------------------------------------------- a comparison
 
 
@@ -147,13 +136,14 @@ def comparison_table(comparison: Comparison, width: int) -> Table:
     table = make_table(title, "", *ARMS, "difference", "95 % interval", "p")
     if width < WIDE:
         table.padding, table.show_edge = 0, False
-    meanings = "; ".join(" ".join(TITLES[metric]) for metric in METRICS)
+    metrics = dict.fromkeys(row.metric for row in comparison.rows)
+    meanings = "; ".join(" ".join(TITLES[metric]) for metric in metrics)
     table.caption, table.caption_justify = f"mean ± deviation; ↓ less is better\n{meanings}", "left"
     for setting in SETTINGS:
-        table.add_row(Text(words(setting).replace("-", "-\n"), style="bold"))
+        table.add_row(Text(SETTING_TITLES[setting].replace("-", "-\n"), style="bold"))
         for row in comparison.rows:
             if row.setting == setting:
-                table.add_row(f"  {TITLES[row.metric][0]}{'' if METRICS[row.metric] else ' ↓'}", *row_cells(row))
+                table.add_row(f"  {TITLES[row.metric][0]}{arrow(row.metric)}", *row_cells(row))
         table.add_section()
     return table
 

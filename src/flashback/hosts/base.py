@@ -74,8 +74,13 @@ class Host(nn.Module):
         self.net: nn.Module = self.new_net()
 
     def new_backbone(self) -> Backbone:
+        """A fresh one. Where it brings weights, images are normalised as those were that it learned from."""
         shape = self.benchmark.image_shape
-        return build_backbone(self.settings.net or net_for(shape), shape)
+        backbone = build_backbone(self.settings.net or net_for(shape), shape)
+        if backbone.normalisation is not None:
+            mean, std = backbone.normalisation
+            self.views = replace(self.views, mean=mean, std=std)
+        return backbone
 
     def new_net(self) -> Net:
         """Backbone and a linear head with a column for every class there will ever be."""

@@ -112,6 +112,10 @@ class TaskAnchors(Knowledge):
         assert isinstance(anchor, ImportantParameters)
         return anchor
 
+    def nbytes(self) -> int:
+        """Of the anchors that hold something."""
+        return sum(self[task].nbytes() for task in range(len(self.tasks) - 1))
+
     def distance(self, parameters: Iterable[nn.Parameter]) -> Tensor:
         """The sum over all earlier tasks."""
         present: Any = [flat(parameters)]  # laid out once for all anchors

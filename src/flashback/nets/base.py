@@ -35,6 +35,7 @@ class Backbone(nn.Module):
 
     width: int
     takes_parts: bool = False  # whether nothing but `nets.BatchNorm2d` makes an answer depend on the rest of the batch
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and deviation it was trained with
     held: frozenset[str] = frozenset()  # the parameters that its maker has frozen
 
     def let_train(self, trained: bool = True) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,4 +55,13 @@ def timm_backbone(spec: str, image_shape: Shape) -> TimmBackbone:
     if not timm.is_model(name):
         raise unknown("timm model", name, timm.list_models())
     model = timm.create_model(name, pretrained="pretrained" in options, num_classes=0, in_chans=image_shape[0])
-    return TimmBackbone(model, class_token="cls" in options)
+    backbone = TimmBackbone(model, class_token="cls" in options)
+    if "pretrained" in options:
+        backbone.normalisation = normalisation_of(model, image_shape[0])
+    return backbone
+
+
+def normalisation_of(model: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the images that the weights know; timm joins their channels for grey ones."""
+    mean, std = (tuple(map(float, model.pretrained_cfg[key])) for key in ("mean", "std"))
+    return (mean, std) if channels == len(mean) else ((fmean(mean),) * channels, (fmean(std),) * channels)

@@ -21,13 +21,12 @@ from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
 from flashback.reports.words import ARM_TITLES, SETTING_TITLES, SIGNIFICANT, TITLES, unmatched_seeds, unvalued_seeds
 from flashback.training.compare import (
-    METRICS,
-    OVER_IMAGES,
     Comparison,
     Row,
     differing_surroundings,
     has_equal_budget,
     measure_cost,
+    metrics_of,
     tabulate,
 )
 from flashback.training.evaluation import SETTINGS
@@ -97,14 +96,17 @@ class Pairing:
             return []
         special = {key for key in self.changes if key.startswith("flashback.")}
         settings = self.of(self.arms[-1])[0].settings  # with flashback, where there is such a run
-        return [p for p in printed_for(settings) if special <= p.of_flashback and bool(special) == bool(p.of_flashback)]
+        return [
+            printed
+            for printed in printed_for(settings)
+            if printed.metric in self.metrics
+            and special <= printed.of_flashback
+            and bool(special) == bool(printed.of_flashback)
+        ]
 
     @property
     def metrics(self) -> list[str]:
-        """Averages over images are something of their own only where tasks differ in size (B50)."""
-        sizes = self.any_run.record.run.get("task_sizes")
-        unequal = isinstance(sizes, list) and any(size != sizes[0] for size in sizes)
-        return [*METRICS, *OVER_IMAGES] if unequal else list(METRICS)
+        return metrics_of([self.any_run.record])
 
     @cached_property
     def comparison(self) -> Comparison:

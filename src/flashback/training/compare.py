@@ -187,7 +187,9 @@ def conclude(
         benchmark=host["benchmark"]["name"],
         recipe=host["recipe"],
         seeds=seeds,
-        rows=[tabulate(records, seeds, setting, metric) for setting in SETTINGS for metric in METRICS],
+        rows=[
+            tabulate(records, seeds, setting, metric) for setting in SETTINGS for metric in metrics_of(records.values())
+        ],
         cost={arm: measure_cost([records[key] for key in records if key[0] == arm]) for arm in ARMS},
         equal_budget=has_equal_budget(records, seeds),
         differing_settings=differing_keys(host, flashback, ignored=["flashback", "seed"]),
@@ -197,6 +199,17 @@ def conclude(
         further_seeds=sorted({job.seed for job in further}),
         flashback=flashback_in_words(flashback),
     )
+
+
+def metrics_of(records: Iterable[RunRecord]) -> list[str]:
+    """Averages over images are something of their own only where tasks differ in size (B50)."""
+    sizes = [size for record in records for size in _task_sizes(record)]
+    return [*METRICS, *OVER_IMAGES] if len(set(sizes)) > 1 else list(METRICS)
+
+
+def _task_sizes(record: RunRecord) -> list[Any]:
+    sizes = record.run.get("task_sizes")
+    return sizes if isinstance(sizes, list) else []
 
 
 def flashback_in_words(config: Mapping[str, Any]) -> str:

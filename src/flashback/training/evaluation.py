@@ -37,8 +37,8 @@ def host_of(method: Host | Flashback, what: str) -> Host:
 def evaluate(method: Host | Flashback, tasks: Benchmark | Sequence[Task]) -> dict[str, Accuracies]:
     """Percent correct on each task of a benchmark, or on some of them, for each of the host's classifiers.
 
-    Class-incremental: over the columns of all tasks up to the last one given. Task-incremental: over the own columns of
-    the sample's task. Columns outside are never predicted.
+    Class-incremental: over the columns of all classes learned so far, and of the tasks given. Task-incremental: over
+    the own columns of the sample's task. Columns outside are never predicted.
     """
     host = host_of(method, "fb.evaluate")
     tasks = tasks.tasks if isinstance(tasks, Benchmark) else tasks
@@ -46,11 +46,9 @@ def evaluate(method: Host | Flashback, tasks: Benchmark | Sequence[Task]) -> dic
         isinstance(tasks, Sequence) and len(tasks) > 0 and all(isinstance(task, Task) for task in tasks),
         "fb.evaluate takes a benchmark or a list of its tasks",
     )
+    seen = max(task.seen.stop for task in (host.task, *tasks))
     with evaluation_mode(host):
-        return {
-            name: _accuracies(host, classifier, tasks, tasks[-1].seen.stop)
-            for name, classifier in host.classifiers().items()
-        }
+        return {name: _accuracies(host, classifier, tasks, seen) for name, classifier in host.classifiers().items()}
 
 
 def evaluate_ahead(host: Host, tasks: Sequence[Task]) -> dict[str, Accuracies] | None:
