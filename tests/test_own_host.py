@@ -16,8 +16,8 @@ from flashback.cli import main
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS, outside
 from flashback.hosts.outside import load_host_file, load_installed_hosts
+from flashback.metrics.accuracy import METRICS
 from flashback.nets import NETS
-from flashback.training.compare import METRICS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your-own-host.md").read_text(encoding="utf-8")
 

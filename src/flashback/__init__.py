@@ -7,8 +7,8 @@ from flashback.hosts import HOSTS, Host
 from flashback.nets import NETS, Backbone
 from flashback.plugin import Flashback
 from flashback.recipes import configure
-from flashback.training import Trainer, TrainingResult, build_host, evaluate, run, train
-from flashback.training.similarity import load_trained
+from flashback.studies import compare, run_sweep, tune
+from flashback.training import Trainer, TrainingResult, build_host, evaluate, load_trained, resume, run, train
 
 __version__ = "0.1.0"
 
@@ -24,10 +24,14 @@ __all__ = [
     "Trainer",
     "TrainingResult",
     "build_host",
+    "compare",
     "configure",
     "evaluate",
     "load_benchmark",
     "load_trained",
+    "resume",
     "run",
+    "run_sweep",
     "train",
+    "tune",
 ]

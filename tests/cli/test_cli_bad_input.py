@@ -107,7 +107,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --set training.image_size=100", ["training.image_size is 100"]),
         ("sweep nosuch --out runs", ["unknown sweep 'nosuch'; known: alpha, ", "there is no file of that name either"]),
         ("sweep baseline --out runs", ["did you mean 'baselines'?"]),
-        ("compare icarl --jobs 0", ["--jobs is at least 1"]),
+        ("compare icarl --jobs 0", ["jobs (--jobs) is at least 1"]),
         ("run missing.yaml", ["missing.yaml"]),
         ("resume nowhere", ["nowhere"]),
         ("run icarl --benchmark missing.npz", ["there is no file missing.npz"]),

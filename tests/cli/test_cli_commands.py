@@ -21,12 +21,12 @@ from flashback import __version__
 from flashback.benchmarks import BENCHMARKS
 from flashback.cli import main, progress, tables
 from flashback.hosts import HOSTS
+from flashback.metrics.accuracy import METRICS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord, read_record
 from flashback.reports.words import ABSENT, TITLES
-from flashback.training.compare import METRICS
-from flashback.training.sweep import read_sweep, shipped_sweeps
+from flashback.studies.sweeps import read_sweep, shipped_sweeps
 from flashback.training.trainer import Trainer
 
 Command = Callable[..., tuple[int, str, str]]

@@ -17,12 +17,13 @@ from scipy import stats
 
 from flashback.cli.tables import comparison_table, row_cells
 from flashback.metrics import PairedTest, verdict
+from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.records import read_record
+from flashback.records.terms import ARMS
 from flashback.reports.words import TITLES
-from flashback.training import jobs
+from flashback.studies import jobs
+from flashback.studies.comparison import Comparison, Row, compare
 from flashback.training import run as run_config
-from flashback.training.compare import METRICS, OVER_IMAGES, Comparison, Row, compare
-from flashback.training.jobs import ARMS
 from flashback.training.trainer import Trainer
 
 Command = Callable[..., tuple[int, str, str]]

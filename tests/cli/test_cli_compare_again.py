@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flashback.training.compare import runs_in
+from flashback.studies.comparison import runs_in
 from flashback.training.trainer import Trainer
 
 Command = Callable[..., tuple[int, str, str]]

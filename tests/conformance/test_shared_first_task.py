@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,17 @@ import torch
 
 from flashback.config import CheckpointConfig, RunConfig
 from flashback.hosts import HOSTS
-from flashback.training import Checkpoints, Interrupted, run
+from flashback.training import Checkpoints, Interrupted, run, running, surroundings
 from flashback.training.trainer import Event
 from helpers import quick_config, small_settings, tiny_benchmark
 
-RUNNING = import_module("flashback.training.run")  # `flashback.training.run` is the function
 WITH_KNOWLEDGE = [name for name in HOSTS if HOSTS[name].has_knowledge]
 CLOCK = ("time", "seconds", "training_seconds")
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RUNNING, "open_benchmark", lambda config, data: tiny_benchmark())
+    monkeypatch.setattr(running, "open_benchmark", lambda config, data: tiny_benchmark())
 
 
 def config_of(name: str, flashback: bool, **changes: Any) -> RunConfig:
@@ -107,9 +105,9 @@ def test_other_surroundings_or_data_share_nothing(what: str, tmp_path: Path, mon
     if what == "data":
         other = tiny_benchmark(per_class=11)
         object.__setattr__(other, "checksum", "other")
-        monkeypatch.setattr(RUNNING, "open_benchmark", lambda config, data: other)
+        monkeypatch.setattr(running, "open_benchmark", lambda config, data: other)
     else:
-        monkeypatch.setattr(RUNNING, "versions", lambda: {"torch": "another"})
+        monkeypatch.setattr(surroundings, "versions", lambda: {"torch": "another"})
     train(config_of("lwf-mc", flashback=True), tmp_path / "flashback", shared)
     assert not took_over(tmp_path / "flashback")
 
@@ -178,7 +176,7 @@ def test_a_run_that_went_on_in_other_surroundings_leaves_nothing(
 
     with pytest.raises(Interrupted):
         train(config, tmp_path / "host", observers=[stop])
-    monkeypatch.setattr(RUNNING, "versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(surroundings, "versions", lambda: {"torch": "another"})
     train(config, tmp_path / "host", shared)
     assert facts_of(tmp_path / "host")["changed_on_resume"]
     assert not shared.exists()
@@ -193,6 +191,6 @@ def test_no_checkpoint_is_written_twice(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_where_there_is_only_one_task_nothing_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RUNNING, "open_benchmark", lambda config, data: tiny_benchmark((3,)))
+    monkeypatch.setattr(running, "open_benchmark", lambda config, data: tiny_benchmark((3,)))
     train(config_of("lwf-mc", flashback=False), tmp_path / "host", tmp_path / "shared")
     assert not (tmp_path / "shared").exists()

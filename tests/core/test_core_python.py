@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,33 @@ import flashback as fb
 from flashback.records import RunFolder, read_record
 from flashback.reports import read_report
 from flashback.speed import read_bench
+from flashback.training import building
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
 # ---------------------------------------------------------------- devices
 
 
 def test_a_host_is_built_where_a_run_would_train_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    asked: list[str | torch.device] = []
 
-    def select(name: str = "auto") -> torch.device:
-        asked.append(name)
+    def select(device: str | torch.device = "auto") -> torch.device:
+        asked.append(device)
         return torch.device("cpu")
 
-    monkeypatch.setattr(sys.modules["flashback.training.run"], "select_device", select)
+    monkeypatch.setattr(building, "select_device", select)
     host = fb.build_host(quick_config("finetune"), tiny_benchmark())
     fb.build_host(quick_config("finetune"), tiny_benchmark(), "cuda")
     fb.build_host(quick_config("finetune"), tiny_benchmark(), torch.device("cpu"))
-    assert asked == ["auto", "cuda"]
+    assert asked == ["auto", "cuda", torch.device("cpu")]
     assert host.device == torch.device("cpu")
+
+
+def test_a_device_may_be_one_of_torch_everywhere(tmp_path: Path) -> None:
+    here = torch.device("cpu")
+    settings = {"benchmark.tasks": 2, "training.epochs": 1, "flashback.second_epochs": 1, "training.batch_size": 500}
+    comparison = fb.compare("lwf-mc", seeds=[0], out=tmp_path, settings=settings, device=here)
+    assert comparison.failures == {}
+    assert fb.load_trained(tmp_path / "host" / "seed-0", device=here).device == here
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

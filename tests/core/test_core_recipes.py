@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 
 from flashback import FlashbackError, configure
 from flashback.config import TrainingConfig, to_dict
-from flashback.recipes import Recipe, catalogue, resolved
+from flashback.recipes import Recipe, catalogue, resolved, resolving
 from flashback.records import RunFolder
-
-configuring = import_module("flashback.recipes.configure")  # the package offers the function of the same name
 
 TEXT = """
 host: icarl
@@ -39,7 +36,7 @@ recipes:
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Recipe]:
     (tmp_path / "made.yaml").write_text(TEXT)
     recipes = catalogue.read_recipe_file(tmp_path / "made.yaml")
-    for module in (catalogue, configuring):
+    for module in (catalogue, resolving):
         monkeypatch.setattr(module, "list_recipes", lambda: tuple(recipes))
     return recipes
 

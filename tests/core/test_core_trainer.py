@@ -15,8 +15,8 @@ from flashback import Flashback, FlashbackError, Host, Trainer, evaluate, train
 from flashback.benchmarks import Benchmark
 from flashback.hosts import Optimisation, Stage
 from flashback.training.evaluation import evaluate_ahead
-from flashback.training.run import prepare_device
 from flashback.training.step import TrainingStep, build_optimiser, set_rate, total_loss
+from flashback.training.surroundings import prepare_device
 from helpers import quick_config, quick_flashback, quick_host, small_settings, tiny_benchmark
 
 Events = list[dict[str, Any]]

@@ -6,9 +6,10 @@ import re
 
 from doc_pages import DOCS, ROOT
 
-from flashback.reports import evidence_page, read_report
-from flashback.training.jobs import Place, is_finished
-from flashback.training.sweep import plan, read_sweep, shipped_sweeps
+from flashback.evidence import evidence_page
+from flashback.reports import read_report
+from flashback.studies.jobs import Place, is_finished
+from flashback.studies.sweeps import plan, read_sweep, shipped_sweeps
 
 RESULTS = ROOT / "results"
 

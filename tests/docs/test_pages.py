@@ -20,8 +20,8 @@ from flashback.hosts import HOSTS
 from flashback.metrics import summarise
 from flashback.recipes import KINDS, list_recipes
 from flashback.speed import read_bench, sheets
-from flashback.training.jobs import Place
-from flashback.training.sweep import Part, plan, read_sweep, shipped_sweeps
+from flashback.studies.jobs import Place
+from flashback.studies.sweeps import Part, plan, read_sweep, shipped_sweeps
 
 
 def text_of(name: str) -> str:
@@ -168,9 +168,17 @@ def test_the_reference_names_what_exists() -> None:
     for name in names:
         module, _, attribute = name.rpartition(".")
         assert callable(getattr(importlib.import_module(module), attribute)), name
-    headings = re.findall(r"^      heading: (\S+)$", text_of("api.md"), flags=re.MULTILINE)
-    public = {f"flashback.{name}" for name in flashback.__all__ if callable(getattr(flashback, name))}
-    assert public <= {*names, *headings}
+    public = {f"flashback.{name}" for name in flashback.__all__ if name.upper() != name}
+    assert public <= set(names)
+
+
+def test_the_reference_names_what_the_pages_import() -> None:
+    told = {name.rpartition(".")[2] for name in re.findall(r"flashback\.[\w.]+", text_of("api.md"))}
+    for page in DOCS.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for names in re.findall(r"^\s*from flashback[\w.]* import (.+)$", text, re.MULTILINE):
+            missing = {name.split(" as ")[0].strip() for name in names.split(",")} - told
+            assert not missing, f"{page.name} imports what the reference does not tell: {missing}"
 
 
 def test_every_page_is_in_the_menu() -> None:

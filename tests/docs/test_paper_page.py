@@ -11,7 +11,7 @@ from doc_pages import DOCS, ROOT, rows, section
 from flashback.cli.commands import app
 from flashback.hosts import HOSTS
 from flashback.recipes import find_recipe
-from flashback.training.sweep import shipped_sweeps
+from flashback.studies.sweeps import shipped_sweeps
 
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
 QUOTED = ["AANets", "ANCL", "P&C", "AFEC", "CAF", "BiC", "WA", "PODNet", "DyTox"]

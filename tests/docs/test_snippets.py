@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from ast import literal_eval
 from dataclasses import replace
 from functools import cache
@@ -28,8 +27,9 @@ from flashback.config import parse_assignment
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
 from flashback.speed import setup
-from flashback.training.jobs import Place
-from flashback.training.sweep import plan, read_sweep, shipped_sweeps
+from flashback.studies.jobs import Place
+from flashback.studies.sweeps import plan, read_sweep, shipped_sweeps
+from flashback.training import building
 
 ELSEWHERE = {"your-own-host.md": "tests/test_own_host.py"}
 QUICK = {"benchmark.tasks": 2, "training.epochs": 2, "training.batch_size": 32, "flashback.epochs": 1}
@@ -67,8 +67,7 @@ def load_less(name: str, **options: Any) -> Benchmark:
 def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fb, "load_benchmark", load_less)
-    # The package has a function of the name of this module, which hides it.
-    monkeypatch.setattr(sys.modules["flashback.training.run"], "load_benchmark", load_less)
+    monkeypatch.setattr(building, "load_benchmark", load_less)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(setup, "ON_CPU", replace(setup.ON_CPU, per_class=5, seconds=0.01))
 

@@ -14,7 +14,7 @@ from flashback.config import CheckpointConfig, RunConfig
 from flashback.hosts import HOSTS
 from flashback.training import Checkpoints, Interrupted, Trainer, build_method
 from flashback.training.fast import CapturedStep
-from flashback.training.run import prepare_device
+from flashback.training.surroundings import prepare_device
 from flashback.training.trainer import Position, RunState
 from helpers import quick_config, tiny_benchmark
 

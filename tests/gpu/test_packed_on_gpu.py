@@ -10,8 +10,8 @@ import torch
 
 from flashback.config import to_dict
 from flashback.recipes import configure
-from flashback.training.jobs import Job, Place, run_packed
-from flashback.training.packing import PORTION
+from flashback.studies.jobs import Job, Place, run_packed
+from flashback.training.surroundings import PORTION
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 
 import pytest
@@ -13,7 +12,7 @@ from flashback.benchmarks.specs import BENCHMARKS
 from flashback.config import to_dict
 from flashback.hosts import Optimisation
 from flashback.nets import NETS
-from flashback.recipes import KINDS, Recipe, config_from_dict, list_recipes
+from flashback.recipes import KINDS, Recipe, config_from_dict, list_recipes, resolving
 
 HOST_NAMES = {
     "finetune", "joint", "lwf-mc", "icarl", "lucir", "der", "der++", "xder", "ewc", "oewc", "foster", "beef",
@@ -216,8 +215,7 @@ def test_quick_recipes_train_few_steps():
 )
 def test_a_wrong_value_in_a_recipe_is_named(monkeypatch, key, value, sentence):
     wrong = Recipe("lucir", "split-cifar10", "controlled", {"training.epochs": 60, key: value}, {}, {key: "nowhere"})
-    module = sys.modules["flashback.recipes.configure"]  # the package shows the function of that name
-    monkeypatch.setattr(module, "find_recipe", lambda *_: wrong)
+    monkeypatch.setattr(resolving, "find_recipe", lambda *_: wrong)
     with pytest.raises(FlashbackError, match=sentence):
         configure("lucir", "split-cifar10", flashback=True)
 

@@ -26,7 +26,7 @@ from flashback.plugin import Flashback
 from flashback.records import RunFolder
 from flashback.records import folder as folders
 from flashback.training import Checkpoints, resume
-from flashback.training.run import is_lack_of_memory
+from flashback.training.building import is_lack_of_memory
 from flashback.training.step import TrainingStep
 
 

@@ -28,10 +28,11 @@ from flashback.config import CheckpointConfig, RunConfig, read_yaml, to_dict
 from flashback.hosts import HOSTS
 from flashback.recipes import config_from_dict
 from flashback.records import RunFolder, read_config, read_record
+from flashback.records.terms import FLASHBACK, HOST
 from flashback.reports.reading import Found, read_into
+from flashback.studies.comparison import conclude
+from flashback.studies.jobs import Job, Place
 from flashback.training import Checkpoints, Trainer, build_method
-from flashback.training.compare import FLASHBACK, HOST, conclude
-from flashback.training.jobs import Job, Place
 
 QUICK = settings(
     max_examples=int(os.environ.get("EXAMPLES", "60")), deadline=None, suppress_health_check=list(HealthCheck)

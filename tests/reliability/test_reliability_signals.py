@@ -20,9 +20,9 @@ from reliability_runs import answer, go_on, icarl, linger, stoppable
 import flashback
 from flashback import FlashbackError
 from flashback.config import CheckpointConfig
+from flashback.studies.packing import FixedPace
+from flashback.studies.processes import STOPPED, run_in_processes
 from flashback.training import Checkpoints, Interrupted
-from flashback.training.packing import FixedPace
-from flashback.training.processes import STOPPED, run_in_processes
 from flashback.training.step import TrainingStep
 
 STEP = 7  # in phase 1 of the second task: its third step
@@ -208,7 +208,7 @@ def test_one_process_that_is_stopped_leaves_the_others_alone() -> None:
 
 
 SCRIPT = """
-from flashback.training.compare import compare
+from flashback.studies.comparison import compare
 compare("lwf-mc", seeds=[0, 1], jobs=2, out="out", settings={"training.epochs": 2, "flashback.epochs": 1})
 """
 

@@ -15,15 +15,17 @@ from made_runs import SETTINGS, made_config, made_matrix, made_results, write_ru
 
 from flashback.cli import main
 from flashback.config import FlashbackConfig, set_dotted
+from flashback.evidence import evidence_page
+from flashback.evidence.gathered import Change, Evidence
+from flashback.evidence.page import anchors, controlled, differences, precision, short, similarity, tuned
+from flashback.evidence.planned import is_of
 from flashback.metrics import confidence_interval
 from flashback.records import differing_keys, dotted
-from flashback.reports import Report, evidence_page, read_report
-from flashback.reports.evidence import anchors, controlled, differences, precision, short, similarity, tuned
-from flashback.reports.gathered import Change, Evidence
-from flashback.reports.planned import is_of
+from flashback.records.terms import ARMS, FLASHBACK
+from flashback.reports import Report, read_report
 from flashback.reports.words import number
-from flashback.training.jobs import ARMS, FLASHBACK, Job, Place
-from flashback.training.sweep import plan, read_sweep
+from flashback.studies.jobs import Job, Place
+from flashback.studies.sweeps import plan, read_sweep
 
 SWEEPS = {
     "anchors": "anchors",

@@ -13,9 +13,9 @@ import pytest
 from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run, write_similarity
 
 from flashback.metrics import summarise
+from flashback.metrics.accuracy import METRICS
 from flashback.reports import html_page, read_report
 from flashback.reports.words import SETTING_TITLES, TITLES
-from flashback.training.compare import METRICS
 
 EVIL = "<script>alert(1)</script>\"'&{{data}}</script><img src=x onerror=alert(2)>"
 

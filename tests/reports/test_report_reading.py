@@ -23,7 +23,7 @@ from flashback.errors import FlashbackError
 from flashback.metrics import summarise
 from flashback.reports import html_page, read_report
 from flashback.reports.reading import EPOCHS_KEPT, find
-from flashback.training.compare import read_finished
+from flashback.studies.comparison import read_finished
 
 MATRICES = {setting: made_matrix(3) for setting in SETTINGS}
 

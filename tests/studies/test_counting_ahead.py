@@ -10,8 +10,8 @@ import pytest
 from flashback.benchmarks import load_benchmark
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
+from flashback.studies.ahead import count_ahead
 from flashback.training import run
-from flashback.training.ahead import count_ahead
 
 ARMS = [(name, arm) for name in HOSTS for arm in (False, True) if not arm or HOSTS[name].has_knowledge]
 

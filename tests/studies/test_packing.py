@@ -11,11 +11,11 @@ import pytest
 import torch
 from packing_work import sleep_through_epochs, tell_portion
 
-from flashback.training import jobs as jobs_module
-from flashback.training import packing
-from flashback.training.packing import PORTION, FixedPace, MeasuredPace, sharing_gpu
-from flashback.training.processes import run_in_processes
-from flashback.training.run import share_of
+from flashback.studies import jobs as jobs_module
+from flashback.studies import packing
+from flashback.studies.packing import FixedPace, MeasuredPace, sharing_gpu
+from flashback.studies.processes import run_in_processes
+from flashback.training.surroundings import PORTION, share_of
 from flashback.training.trainer import Observer
 
 GIB = 1 << 30

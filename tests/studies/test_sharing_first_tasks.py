@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashback.studies.comparison import compare
+from flashback.studies.jobs import Job, Place, sharing_first_tasks, spaced
+from flashback.studies.sweeps import parse_sweep, run_sweep
+from flashback.studies.tuning import tune
 from flashback.training.beginnings import SHARED
-from flashback.training.compare import compare
-from flashback.training.jobs import Job, Place, sharing_first_tasks, spaced
-from flashback.training.sweep import parse_sweep, run_sweep
-from flashback.training.tune import tune
 
 QUICK = {"training.epochs": 2, "training.batch_size": 100, "benchmark.tasks": 2, "flashback.epochs": 1}
 

@@ -14,14 +14,9 @@ import yaml
 from flashback import configure, run
 from flashback.errors import FlashbackError
 from flashback.metrics import linear_cka
+from flashback.studies.similarity import compare_representations, layer_similarity, layers_of, recorded
 from flashback.training import Trainer
-from flashback.training.similarity import (
-    compare_representations,
-    layer_similarity,
-    layers_of,
-    load_trained,
-    recorded,
-)
+from flashback.training.running import load_trained
 from helpers import quick_host, small_settings
 
 SETTINGS: dict[str, Any] = {

@@ -9,9 +9,9 @@ import yaml
 
 from flashback.benchmarks import sources
 from flashback.errors import FlashbackError
-from flashback.training import jobs as running
-from flashback.training.jobs import Place, group_failures
-from flashback.training.sweep import left_out, parse_sweep, plan, read_sweep, run_sweep
+from flashback.studies import jobs as running
+from flashback.studies.jobs import Place, group_failures
+from flashback.studies.sweeps import left_out, parse_sweep, plan, read_sweep, run_sweep
 
 HERE = Place(None, "cpu", None)
 

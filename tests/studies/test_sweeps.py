@@ -16,8 +16,8 @@ import pytest
 
 from flashback.errors import FlashbackError
 from flashback.records import read_record
-from flashback.training.jobs import Place, is_finished
-from flashback.training.sweep import Outcome, parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
+from flashback.studies.jobs import Place, is_finished
+from flashback.studies.sweeps import Outcome, parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
 from flashback.training.trainer import Observer
 
 HERE = Place(None, "cpu", None)
@@ -63,7 +63,7 @@ def test_parts_share_what_stands_beside_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(shipped_sweeps()))
 def test_shipped_sweeps_resolve(name: str, tmp_path: Path) -> None:
-    assert len(plan(read_sweep(name), tmp_path, HERE)) >= 4
+    assert len(plan(read_sweep(name), tmp_path, HERE)) >= 3
 
 
 def test_the_controlled_table_is_planned_whole(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from flashback.errors import FlashbackError
-from flashback.training import trackers
-from flashback.training.compare import compare
-from flashback.training.sweep import parse_sweep, run_sweep
-from flashback.training.trackers import Tracking
+from flashback.studies.comparison import compare
+from flashback.studies.sweeps import parse_sweep, run_sweep
+from flashback.training import Trainer, trackers
+from flashback.training.trackers import Tracker
 
 SETTINGS = {"training.epochs": 1, "training.batch_size": 500, "benchmark.tasks": 2, "flashback.second_epochs": 1}
 SWEEP = f"{{hosts: [finetune], arms: [host], seeds: [0, 1], settings: {SETTINGS}}}".replace("'", "")
@@ -24,9 +24,9 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What a made tracker was told: begin, values and end, with the folder of the run."""
     told: list[tuple[str, str]] = []
 
-    def made(config: Any, folder: Path) -> Tracking:
+    def made(config: Any, folder: Path) -> Tracker:
         told.append(("begin", folder.name))
-        return Tracking(
+        return Tracker(
             lambda values, step: told.append(("values", folder.name)), lambda: told.append(("end", folder.name))
         )
 
@@ -54,12 +54,10 @@ def test_both_arms_of_a_comparison_are_tracked(tmp_path: Path, heard: list[tuple
 def test_a_run_that_fails_ends_its_tracker(
     tmp_path: Path, heard: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flashback.training import jobs
-
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(jobs, "run", fail)
+    monkeypatch.setattr(Trainer, "run", fail)
     assert len(run_sweep(parse_sweep(SWEEP, "made"), tmp_path, device="cpu", track=["made"]).failures) == 2
     assert [what for what, _ in heard] == ["begin", "end"] * 2
 

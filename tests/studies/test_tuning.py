@@ -13,9 +13,9 @@ import pytest
 from flashback import configure
 from flashback.cli import main
 from flashback.errors import FlashbackError
+from flashback.studies import tuning
+from flashback.studies.tuning import tune
 from flashback.training import Interrupted
-from flashback.training import tune as tuning
-from flashback.training.tune import tune
 
 SETTINGS: dict[str, Any] = {"training.epochs": 4, "training.batch_size": 100, "benchmark.tasks": 2}
 

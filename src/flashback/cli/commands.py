@@ -26,13 +26,12 @@ from flashback.errors import FlashbackError, unknown
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import config_from_dict, configure, resolved
-from flashback.recipes.configure import check_flashback_is_on
+from flashback.recipes.resolving import check_flashback_is_on
 from flashback.records import RunFolder, differing_keys, is_begun, is_finished, read_config
+from flashback.studies.comparison import compare as compare_arms
+from flashback.studies.jobs import check_code
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
-from flashback.training.compare import compare as compare_arms
-from flashback.training.jobs import check_code
-from flashback.training.trackers import make_tracker
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -124,10 +123,9 @@ def run(
         show.show_run(folder)
         output().print("Finished already, with the same settings: nothing was trained.", soft_wrap=True)
         return
-    trackers = [make_tracker(name, config, folder) for name in track or []]
     with ProgressView() as view:
-        watching = [view.watch(config.host.name, known_of(folder)[1]), *trackers]
-        run_config(config, out=folder, data=data, device=device, observers=watching)
+        watching = [view.watch(config.host.name, known_of(folder)[1])]
+        run_config(config, out=folder, data=data, device=device, observers=watching, track=track or [])
     show.show_run(folder)
 
 
@@ -137,12 +135,14 @@ def resume(
     data: Data = None,
     device: Device = "auto",
     host_file: HostFile = None,
+    track: Track = None,
 ) -> None:
     """Go on with a run, exactly where it stopped."""
     find_hosts(host_file)
     check_one_run(folder)
     with ProgressView() as view:
-        resume_run(folder, data=data, device=device, observers=[view.watch(*known_of(folder))])
+        watching = [view.watch(*known_of(folder))]
+        resume_run(folder, data=data, device=device, observers=watching, track=track or [])
     show.show_run(folder)
 
 

@@ -13,7 +13,7 @@ from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import lacks_recipe
 from flashback.records import dotted, is_begun
-from flashback.training.compare import runs_in
+from flashback.studies.comparison import runs_in
 
 Data = Annotated[Path | None, typer.Option(help="The folder the datasets are in.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from flashback.training.run import accuracy_so_far
+from flashback.training.running import accuracy_so_far
 from flashback.training.trainer import Event, Observer
 
 WIDTH = 120  # of tables where no terminal says how wide it is

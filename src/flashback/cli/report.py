@@ -10,17 +10,20 @@ from typing import Annotated
 import typer
 
 from flashback.cli.progress import output
-from flashback.reports import Pairing, read_report, write_plots, write_report
+from flashback.errors import unknown
+from flashback.evidence import evidence_page
+from flashback.records import write_atomically
+from flashback.records.terms import SETTINGS
+from flashback.reports import FORMATS, Pairing, Report, read_report, write_plots, write_report
 from flashback.reports.pairings import Outcome
 from flashback.reports.words import SETTING_TITLES, plural
-from flashback.reports.write import EVIDENCE
-from flashback.training.evaluation import SETTINGS
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders with finished runs, at any depth.")]
 Out = Annotated[Path | None, typer.Option(help="The file to write; default: report.html in the first folder.")]
 Form = Annotated[str, typer.Option("--format", help="html, md, latex, csv, runs-csv, all or evidence.")]
 Plots = Annotated[Path | None, typer.Option(help="A folder for every chart as PNG and PDF.")]
 
+EVIDENCE = "evidence"  # the page about this project's own sweeps, beside the forms of a report
 SENTENCES = 10  # a longer list of answers is read by nobody in a terminal
 OUTCOMES = {
     Outcome.BETTER: "significantly better with flashback",
@@ -40,15 +43,27 @@ def report(folders: Folders, out: Out = None, form: Form = "html", plots: Plots 
 
     Every finished run below the folders is read; the page has tables and charts too.
     """
+    if form not in (*FORMATS, EVIDENCE):
+        raise unknown("format", form, (*FORMATS, EVIDENCE))
     found = read_report(folders)
     for name, reason in found.skipped.items():
         typer.echo(f"left out: {name}: {reason}", err=True)
-    written = write_report(found, out or folders[0] / "report.html", form)
+    if form == EVIDENCE:
+        written = [write_evidence(found, out or folders[0] / "evidence.md")]
+    else:
+        written = write_report(found, out or folders[0] / "report.html", form)
     drawn = write_plots(found, plots) if plots is not None else []
     print_answers([] if form == EVIDENCE else found.pairings)
     output().print(f"Report: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
     if plots is not None:
         output().print(f"Plots: {plural(len(drawn), 'file')} in {plots}", soft_wrap=True, markup=False)
+
+
+def write_evidence(found: Report, path: Path) -> Path:
+    """Also without any run: it says what is still to be made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, evidence_page(found))
+    return path
 
 
 def print_answers(pairings: Sequence[Pairing]) -> None:

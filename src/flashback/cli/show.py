@@ -21,10 +21,10 @@ from flashback.hosts.outside import find_hosts
 from flashback.recipes import Recipe, configure, find_recipe
 from flashback.recipes.catalogue import read_recipe_file
 from flashback.records import dotted, is_finished, read_config
+from flashback.records.terms import ARMS, FLASHBACK
 from flashback.reports.reading import read_run
 from flashback.reports.words import plural
-from flashback.training.ahead import count_ahead
-from flashback.training.jobs import ARMS, FLASHBACK
+from flashback.studies.ahead import count_ahead
 
 GIVEN, DEFAULT = "given", "default"
 

@@ -18,9 +18,9 @@ from flashback.cli import tables
 from flashback.cli.options import Data, Device, HostFile, Jobs, Set, Track, say_missing_recipe
 from flashback.cli.progress import ProgressView, output
 from flashback.config import parse_assignment
-from flashback.training.jobs import Job, Place, lacking_data
-from flashback.training.similarity import compare_representations
-from flashback.training.sweep import (
+from flashback.studies.jobs import Job, Place, lacking_data
+from flashback.studies.similarity import compare_representations
+from flashback.studies.sweeps import (
     FAILED,
     RUNNING,
     STATES,
@@ -33,8 +33,8 @@ from flashback.training.sweep import (
     shipped_sweeps,
     survey,
 )
+from flashback.studies.tuning import tune as tune_flashback
 from flashback.training.trainer import Event, Observer
-from flashback.training.tune import tune as tune_flashback
 
 NO_GAIN = " No choice is better on these images: flashback may not pay here, or more epochs and trials are needed."
 

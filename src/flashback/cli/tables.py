@@ -14,6 +14,7 @@ from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord
+from flashback.records.terms import ARMS, FLASHBACK, SETTINGS
 from flashback.reports.reading import Run
 from flashback.reports.words import (
     HIGHER_IS_BETTER,
@@ -28,10 +29,9 @@ from flashback.reports.words import (
     unmatched_seeds,
     unvalued_seeds,
 )
-from flashback.training.compare import Comparison, Row, metrics_of
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, group_failures
-from flashback.training.sweep import read_sweep, shipped_sweeps
+from flashback.studies.comparison import Comparison, Row, metrics_of
+from flashback.studies.jobs import group_failures
+from flashback.studies.sweeps import read_sweep, shipped_sweeps
 
 WIDE = 96  # columns of a terminal that has room between the columns of a comparison; 80 hold them all
 

@@ -16,6 +16,18 @@ from numpy.typing import NDArray
 from flashback.errors import FlashbackError, unknown
 
 Matrix = Sequence[Sequence[float | None]] | NDArray[Any]
+
+METRICS = {  # what is compared, and whether more of it is better
+    "average_accuracy": True,
+    "average_incremental_accuracy": True,
+    "forgetting": False,
+    "backward_transfer": True,
+    "forward_transfer": True,
+    "stability_plasticity_ratio": False,
+    "new_task_accuracy": True,
+    "mean_new_task_accuracy": True,
+}
+OVER_IMAGES = {"average_incremental_accuracy_images": True, "last_accuracy_images": True}  # of tasks of unequal size
 Values = Sequence[float | None] | NDArray[Any]
 Variant = Literal["chaudhry", "paper", "mammoth"]
 OF_THE_END = ("average_accuracy", "last_accuracy_images", "new_task_accuracy")  # metrics of the last row alone

@@ -1,7 +1,7 @@
 """From a host's name and a benchmark's to the full configuration of a run."""
 
 from flashback.recipes.catalogue import KINDS, Recipe, find_recipe, list_recipes
-from flashback.recipes.configure import check_free, config_from_dict, configure, lacks_recipe, resolved
+from flashback.recipes.resolving import check_free, config_from_dict, configure, lacks_recipe, resolved
 
 __all__ = [
     "KINDS",

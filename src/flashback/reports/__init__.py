@@ -1,6 +1,5 @@
 """From runs to answers: tables, plots and one page that opens anywhere."""
 
-from flashback.reports.evidence import evidence_page
 from flashback.reports.page import html_page
 from flashback.reports.pairings import Pairing, Report, read_report
 from flashback.reports.plots import write_plots
@@ -13,7 +12,6 @@ __all__ = [
     "Report",
     "csv_of_runs",
     "csv_table",
-    "evidence_page",
     "html_page",
     "latex_tables",
     "markdown_tables",

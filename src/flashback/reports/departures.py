@@ -9,8 +9,8 @@ from typing import Any
 from flashback.config import to_dict
 from flashback.recipes import KINDS, configure, find_recipe
 from flashback.records.folder import dotted
+from flashback.records.terms import FLASHBACK
 from flashback.reports.reading import Run
-from flashback.training.jobs import FLASHBACK
 
 # Where the settings of a run came from and how it was computed; what it computed is decided by all other keys.
 BESIDE = {"seed", "recipe", "fast", "capture", "compile", "training.precision", "training.evaluation_batch"}

@@ -7,6 +7,7 @@ import hashlib
 import re
 from pathlib import Path
 
+from flashback.records.terms import ARMS, SETTINGS
 from flashback.reports.departures import recipe_in_words
 from flashback.reports.markup import HEAD, Html, element, embedded_json, join, note, row, scrolling, table
 from flashback.reports.pairings import Outcome, Pairing, Report
@@ -25,9 +26,7 @@ from flashback.reports.words import (
     signed,
     spread,
 )
-from flashback.training.compare import Row
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS
+from flashback.studies.comparison import Row
 
 HERE = Path(__file__).parent
 CONCLUSIONS = {

@@ -14,13 +14,14 @@ from typing import Any
 from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, paired_test, verdict
 from flashback.recipes.catalogue import AS_PUBLISHED
 from flashback.records import RunRecord, differing_keys
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.departures import changes, is_whole
 from flashback.reports.naming import name_pairs
 from flashback.reports.printed import Printed, printed_for
 from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
 from flashback.reports.words import ARM_TITLES, SETTING_TITLES, SIGNIFICANT, TITLES, unmatched_seeds, unvalued_seeds
-from flashback.training.compare import (
+from flashback.studies.comparison import (
     Comparison,
     Row,
     differing_surroundings,
@@ -29,8 +30,6 @@ from flashback.training.compare import (
     metrics_of,
     tabulate,
 )
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 NOT_SETTINGS = ("seed", "flashback", "checkpoint")  # may differ between the runs of one arm or of one pairing
 

@@ -8,11 +8,10 @@ from typing import Any
 from flashback.metrics import PairedTest
 from flashback.plugin import PHASE_1, PHASE_2
 from flashback.records.folder import dotted
+from flashback.records.terms import HOST, SETTINGS
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_matrix, thin
 from flashback.reports.words import ABSENT, ARM_TITLES, interval, signed, written
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import HOST
 
 POINTS = 12_000  # of loss curves on a page, shared by its pairings
 CURVE_TASKS = 120  # an accuracy curve shows at most so many tasks

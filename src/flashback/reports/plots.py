@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashback.plugin import PHASE_1
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.reading import Similarity
 from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_matrix
 from flashback.reports.words import ARM_TITLES, SETTING_TITLES
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,9 +12,8 @@ import yaml
 
 from flashback.metrics import paired_over_methods
 from flashback.records.folder import dotted
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.words import SETTING_TITLES, TITLES, number, signed
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 
 @dataclass(frozen=True)

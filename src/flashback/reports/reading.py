@@ -14,9 +14,8 @@ from flashback.config import within
 from flashback.errors import FlashbackError
 from flashback.recipes import resolved
 from flashback.records import RunRecord, read_record
-from flashback.training.compare import check_measured, is_number, measured
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
+from flashback.studies.comparison import check_measured, is_number, measured
 
 MARKS = {"config.yaml", "run.json", "results.json"}  # a folder with one of them means to be a run
 SIMILARITY = "cka.json"

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from flashback.metrics import PairedTest, verdict
 from flashback.metrics.statistics import FEW
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markup import Html, bullets, bullets_by_setting, element, join, note, row, table
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import implied_new_task_accuracies, inconsistencies, printed_tests
 from flashback.reports.words import ABSENT, ARM_TITLES, SIGNIFICANT, TITLES, number, plural, probability, signed, spread
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 SENTENCES = 50  # a longer list is read by nobody; the table has them all
 

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import inconsistencies
@@ -22,9 +23,7 @@ from flashback.reports.words import (
     spread,
 )
 from flashback.reports.words import probability as p_value
-from flashback.training.compare import Row
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
+from flashback.studies.comparison import Row
 
 LATEX_SPECIALS = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",

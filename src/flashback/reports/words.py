@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.metrics.numbers import ABSENT as ABSENT
 from flashback.metrics.numbers import number as number
 from flashback.metrics.numbers import probability as probability
 from flashback.metrics.numbers import signed as signed
 from flashback.metrics.statistics import interval as interval
-from flashback.training.compare import METRICS, OVER_IMAGES, Comparison, Row
-from flashback.training.jobs import FLASHBACK, HOST
+from flashback.records.terms import FLASHBACK, HOST
+from flashback.studies.comparison import Comparison, Row
 
 HIGHER_IS_BETTER = METRICS | OVER_IMAGES
 TITLES = {  # the short name, and what it says

@@ -7,21 +7,17 @@ from pathlib import Path
 from flashback.config import within
 from flashback.errors import unknown
 from flashback.records import write_atomically
-from flashback.reports.evidence import evidence_page
 from flashback.reports.page import html_page
 from flashback.reports.pairings import Report
 from flashback.reports.tables import csv_of_runs, csv_table, latex_tables, markdown_tables
 
-EVIDENCE = "evidence"
 WRITERS = {
     "html": (".html", html_page),
     "md": (".md", markdown_tables),
     "latex": (".tex", latex_tables),
     "csv": (".csv", csv_table),
     "runs-csv": (".runs.csv", csv_of_runs),
-    EVIDENCE: (".md", evidence_page),
 }
-ALL = [writer for form, writer in WRITERS.items() if form != EVIDENCE]  # that page is about this project's own sweeps
 FORMATS = (*WRITERS, "all")
 
 
@@ -30,10 +26,9 @@ def write_report(report: Report, out: str | Path, form: str = "html") -> list[Pa
     out = Path(out)
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
-    some = bool(report.pairings) or form == EVIDENCE  # its page says what is still to be run
-    within(some, "there is no finished run to report; train some with `flashback compare`")
+    within(bool(report.pairings), "there is no finished run to report; train some with `flashback compare`")
     written = []
-    for suffix, write in ALL if form == "all" else [WRITERS[form]]:
+    for suffix, write in WRITERS.values() if form == "all" else [WRITERS[form]]:
         named = form != "all" and suffix.endswith(out.suffix or "/")  # the file asked for ends as it should
         path = out if named else replace_suffix(out, suffix)
         path.parent.mkdir(parents=True, exist_ok=True)

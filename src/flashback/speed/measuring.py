@@ -35,7 +35,7 @@ from flashback.speed.runs import measure_packed, measure_run
 from flashback.speed.setup import Setup, size_for
 from flashback.speed.sheets import write_tables
 from flashback.speed.steps import steady_state
-from flashback.training.run import prepare_device, select_device, select_precision, versions
+from flashback.training.surroundings import prepare_device, select_device, select_precision, versions
 
 SECTIONS = ("steps", "parts", "runs", "packed")
 RUNS, TRAINING = ("runs", "packed"), ("steps", "runs", "packed")  # sections that some options are for

@@ -19,8 +19,9 @@ from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts
 from flashback.speed.figures import Packed, PackedCase, Run, RunCase, TaskCost, reason
 from flashback.speed.setup import Setup
-from flashback.training.packing import WHOLE, FixedPace, portion, sharing_gpu
-from flashback.training.processes import run_in_processes
+from flashback.studies.packing import FixedPace, portion, sharing_gpu
+from flashback.studies.processes import run_in_processes
+from flashback.training.surroundings import WHOLE
 from flashback.training.trainer import Event, Observer, Trainer
 
 START = 300.0  # seconds in which all of several runs must be ready to start

@@ -13,7 +13,8 @@ import torch
 from flashback.benchmarks import Benchmark, Images, Task
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
-from flashback.training.run import build_method, prepare_device
+from flashback.training.building import build_method
+from flashback.training.surroundings import prepare_device
 from flashback.training.trainer import Trainer
 
 EXEMPLARS = 20  # per class

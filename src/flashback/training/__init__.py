@@ -1,8 +1,10 @@
 """Training: the trainer, the step, evaluation, checkpoints."""
 
+from flashback.training.building import build_host, build_method, open_benchmark
 from flashback.training.checkpoints import Checkpoints, Interrupted
 from flashback.training.evaluation import evaluate
-from flashback.training.run import build_host, build_method, open_benchmark, resume, run, select_device, train
+from flashback.training.running import load_trained, resume, run, train
+from flashback.training.surroundings import select_device
 from flashback.training.trainer import Trainer, TrainingResult
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "build_host",
     "build_method",
     "evaluate",
+    "load_trained",
     "open_benchmark",
     "resume",
     "run",

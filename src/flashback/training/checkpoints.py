@@ -26,7 +26,7 @@ from flashback.config import CheckpointConfig, build, within
 from flashback.errors import FlashbackError
 from flashback.records import write_atomically
 from flashback.records.folder import LARGEST_RECORD, NO_ROOM, read_file
-from flashback.training.evaluation import SETTINGS
+from flashback.records.terms import SETTINGS
 from flashback.training.trainer import History, Position, RunState
 
 KEPT = 2  # the last good one, and the one before in case the last is damaged

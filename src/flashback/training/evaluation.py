@@ -13,8 +13,8 @@ from flashback.config import within
 from flashback.hosts.base import Classifier, Host
 from flashback.nets import evaluating
 from flashback.plugin import Flashback
+from flashback.records.terms import SETTINGS
 
-SETTINGS = ("class_incremental", "task_incremental")
 Accuracies = dict[str, list[float]]  # by setting: percent for each task evaluated
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,31 @@ from flashback.training.trainer import Event, Observer
 
 
 @dataclass(frozen=True)
-class Tracking:
+class Tracker:
     """One run in a tracker: values by name at a step, and its end."""
 
     report: Callable[[dict[str, float], int], None]
     close: Callable[[], None]
 
 
-def make_tracker(name: str, config: RunConfig, folder: str | Path) -> Observer:
-    """An observer that hands every loss term and every accuracy to a tracker; the event "end" closes it."""
-    check_tracker(name)
-    tracking = TRACKERS[name](config, Path(folder))
+@contextmanager
+def tracking(names: Sequence[str], config: RunConfig, folder: Path) -> Iterator[list[Observer]]:
+    """Observers that hand every loss term and accuracy to trackers, which are closed at the end of the run."""
+    with ExitStack() as opened:
+        observers: list[Observer] = []
+        for name in names:
+            check_tracker(name)
+            tracker = TRACKERS[name](config, folder)
+            opened.callback(tracker.close)
+            observers.append(handing_to(tracker))
+        yield observers
 
+
+def handing_to(tracker: Tracker) -> Observer:
     def observe(event: Event) -> None:
         values = tracked_values(event)
         if values:
-            tracking.report(values, event["steps"])
-        if event["event"] == "end":
-            tracking.close()
+            tracker.report(values, event["steps"])
 
     return observe
 
@@ -62,7 +70,7 @@ def needed(package: str, tracker: str) -> Any:
     return import_extra(package, tracker, f"the tracker {tracker} needs the package {tracker}")
 
 
-def tensorboard(config: RunConfig, folder: Path) -> Tracking:
+def tensorboard(config: RunConfig, folder: Path) -> Tracker:
     writer = needed(PACKAGES["tensorboard"], "tensorboard").SummaryWriter(str(folder / "tensorboard"))
 
     def report(values: dict[str, float], step: int) -> None:
@@ -70,17 +78,17 @@ def tensorboard(config: RunConfig, folder: Path) -> Tracking:
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return Tracking(report, writer.close)
+    return Tracker(report, writer.close)
 
 
-def wandb(config: RunConfig, folder: Path) -> Tracking:
+def wandb(config: RunConfig, folder: Path) -> Tracker:
     """Online or offline as WANDB_MODE says."""
     folder.mkdir(parents=True, exist_ok=True)
     run = needed("wandb", "wandb").init(project="flashback", name=folder.name, dir=str(folder), config=to_dict(config))
-    return Tracking(lambda values, step: run.log(values, step=step), lambda: run.finish())
+    return Tracker(lambda values, step: run.log(values, step=step), lambda: run.finish())
 
 
-def mlflow(config: RunConfig, folder: Path) -> Tracking:
+def mlflow(config: RunConfig, folder: Path) -> Tracker:
     """To the server that MLFLOW_TRACKING_URI names, or into the folder of the run."""
     client = needed("mlflow", "mlflow")
     own_store = not client.is_tracking_uri_set()
@@ -100,11 +108,11 @@ def mlflow(config: RunConfig, folder: Path) -> Tracking:
         if own_store:
             client.set_tracking_uri("")  # the next run of this process has a folder of its own
 
-    return Tracking(report, close)
+    return Tracker(report, close)
 
 
 PACKAGES = {"tensorboard": "torch.utils.tensorboard"}  # where it has another name than the tracker
-TRACKERS: dict[str, Callable[[RunConfig, Path], Tracking]] = {
+TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
     "tensorboard": tensorboard,
     "wandb": wandb,
     "mlflow": mlflow,

@@ -17,6 +17,7 @@ from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.metrics import of_the_end, summarise
 from flashback.plugin import Flashback
+from flashback.records.terms import SETTINGS
 from flashback.seeds import (
     derive_seed,
     layer_randomness,
@@ -24,7 +25,7 @@ from flashback.seeds import (
     seeded_initialisation,
     set_layer_randomness,
 )
-from flashback.training.evaluation import SETTINGS, Accuracies, evaluate, evaluate_ahead
+from flashback.training.evaluation import Accuracies, evaluate, evaluate_ahead
 from flashback.training.fast import make_step, prepare_backbones
 from flashback.training.step import TrainingStep, set_rate
 

@@ -21,24 +21,8 @@ from flashback.metrics import LinearCKA
 from flashback.nets import Backbone
 from flashback.recipes import config_from_dict
 from flashback.records import read_config, write_atomically
-from flashback.training.checkpoints import Checkpoints
 from flashback.training.evaluation import evaluation_mode
-from flashback.training.run import build_method, open_benchmark, prepare_device, select_device
-from flashback.training.trainer import Trainer
-
-
-def load_trained(folder: str | Path, data: str | Path | None = None, device: str = "auto") -> Host:
-    """The host of a finished run as it was at the end, in evaluation mode, from the run's folder alone."""
-    path = Path(folder)
-    config = config_from_dict(read_config(path))
-    benchmark, target = open_benchmark(config, data), select_device(device)
-    prepare_device(config, target, "fp32")
-    trainer = Trainer(build_method(config, benchmark, target), benchmark)
-    state = Checkpoints(path / "checkpoint", config.checkpoint).load()
-    if state is None or state.values["position"]["task"] < len(benchmark.tasks):
-        raise FlashbackError(f"{path} does not hold a finished run with its checkpoint; train it again with --out")
-    trainer.resume(state)
-    return trainer.host.eval()
+from flashback.training.running import load_trained
 
 
 def compare_representations(
@@ -47,7 +31,7 @@ def compare_representations(
     reference: str | Path,
     *,
     data: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     host_file: str | Path | None = None,
     out: str | Path | None = None,
 ) -> dict[str, Any]:
@@ -106,7 +90,7 @@ def check_roles(folders: Mapping[str, Path], configs: Mapping[str, RunConfig]) -
         )
 
 
-def _similarity(folders: Mapping[str, Path], data: str | Path | None, device: str) -> dict[str, Any]:
+def _similarity(folders: Mapping[str, Path], data: str | Path | None, device: str | torch.device) -> dict[str, Any]:
     models = {name: load_trained(folder, data, device) for name, folder in folders.items()}
     anchor = models.pop("reference")
     for model in models.values():

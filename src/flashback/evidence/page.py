@@ -11,15 +11,13 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from flashback.benchmarks import BENCHMARKS
-from flashback.metrics import PairedTest, deviation, mean
-from flashback.recipes import config_from_dict
-from flashback.reports.conclusions import (
+from flashback.evidence.conclusions import (
     above_the_floor,
     conclusions,
     precision_in_words,
     similarity_in_words,
 )
-from flashback.reports.gathered import (
+from flashback.evidence.gathered import (
     AA,
     CLASS_INCREMENTAL,
     FORGETTING,
@@ -34,9 +32,12 @@ from flashback.reports.gathered import (
     alpha,
     known,
 )
+from flashback.evidence.planned import Study, name_of
+from flashback.metrics import PairedTest, deviation, mean
+from flashback.recipes import config_from_dict
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Report
-from flashback.reports.planned import Study, name_of
 from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies
 from flashback.reports.reading import Run, Similarity
 from flashback.reports.sections import remarks
@@ -54,10 +55,8 @@ from flashback.reports.words import (
     signed,
     spread,
 )
-from flashback.training.compare import Row
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
-from flashback.training.run import select_precision
+from flashback.studies.comparison import Row
+from flashback.training.surroundings import select_precision
 
 EFFECTS = (AA, FORGETTING, LEARNING, "new_task_accuracy", "stability_plasticity_ratio")
 FEW_METRICS = (AA, FORGETTING, LEARNING)

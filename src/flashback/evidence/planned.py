@@ -11,12 +11,12 @@ from typing import Any
 
 from flashback.records import differing_keys
 from flashback.records.folder import dotted
+from flashback.records.terms import ARMS, FLASHBACK, SETTINGS
 from flashback.reports.departures import BESIDE
 from flashback.reports.pairings import Pairing, by_seed, canonical
 from flashback.reports.reading import Run
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, Job, Place
-from flashback.training.sweep import plan, read_sweep
+from flashback.studies.jobs import Job, Place
+from flashback.studies.sweeps import plan, read_sweep
 
 DECIDE_DATA = ("name", "order", "sizes")  # settings of a benchmark; a shorter run and one that validates read the same
 

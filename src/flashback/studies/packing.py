@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from flashback.training.surroundings import PORTION
 from flashback.training.trainer import Event
 
 WORTH_IT = 1.1  # twice as many runs must be so many times faster together
@@ -22,8 +23,6 @@ SECONDS = 3.0  # of training to compare
 ROOM = 1.25  # a run may come to need so much more memory than those before it do now
 SMALLEST_RUN = 1 << 30  # bytes of the device: CUDA itself, cuBLAS, a small network
 MPS = "nvidia-cuda-mps-control"
-PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of the multiprocessors that a process may use; ignored without MPS
-WHOLE = "100"
 OVERLAP = 2.0  # the portions of all runs add up to so many devices
 
 

@@ -9,10 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from flashback.config import FlashbackConfig
-from flashback.metrics import PairedTest, mean, paired_test
-from flashback.records import RunRecord, differing_keys
-from flashback.reports.pairings import Pairing, Report
-from flashback.reports.planned import (
+from flashback.evidence.planned import (
     Study,
     choose_alike,
     deciding,
@@ -22,11 +19,13 @@ from flashback.reports.planned import (
     pair_up,
     read_study,
 )
+from flashback.metrics import PairedTest, mean, paired_test
+from flashback.records import RunRecord, differing_keys
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
+from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import Anchor, anchor_of
 from flashback.reports.reading import Run
 from flashback.reports.words import written
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
 
 CLASS_INCREMENTAL = SETTINGS[0]
 AA, FORGETTING, LEARNING = "average_accuracy", "forgetting", "mean_new_task_accuracy"

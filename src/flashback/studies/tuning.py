@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from flashback.config import RunConfig, to_dict, within
@@ -18,7 +19,7 @@ from flashback.hosts.outside import find_hosts
 from flashback.recipes import check_free, configure, resolved
 from flashback.records import RunFolder, dotted, is_finished, read_record, write_atomically
 from flashback.training.beginnings import SHARED
-from flashback.training.run import run
+from flashback.training.running import run
 from flashback.training.trainer import Observer
 
 VALIDATION = 0.1  # of the training images of every class
@@ -50,7 +51,7 @@ def tune(
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
     data: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     host_file: str | Path | None = None,
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
 ) -> Tuned:

@@ -12,8 +12,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from flashback.errors import FlashbackError
+from flashback.studies.packing import Pace, environment, portion
 from flashback.training.checkpoints import Interrupted
-from flashback.training.packing import PORTION, Pace, environment, portion
+from flashback.training.surroundings import PORTION
 from flashback.training.trainer import Event, Observer
 
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong

@@ -10,13 +10,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from flashback.config import build, fields_of, read_yaml, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import check_free, configure
 from flashback.records import dotted
-from flashback.training.jobs import FLASHBACK, Job, Place, carry_out, ensure_data, gets_another_chance, is_finished
+from flashback.records.terms import FLASHBACK
+from flashback.studies.jobs import Job, Place, carry_out, ensure_data, gets_another_chance, is_finished
 from flashback.training.trainer import Event, Observer
 
 STATES = DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"
@@ -193,7 +196,7 @@ def run_sweep(
     *,
     jobs: int | None = None,
     data: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     host_file: str | Path | None = None,
     track: Sequence[str] = (),
     watch: Callable[[Outcome, str], Observer] = lambda outcome, name: lambda event: None,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flashback.batches import count_batches
-from flashback.benchmarks.load import load_benchmark
 from flashback.config import RunConfig
-from flashback.training.run import build_method
+from flashback.training.building import build_method, open_benchmark
 
 
 def count_ahead(config: RunConfig, data: str | Path | None) -> list[dict[str, Any]]:
@@ -21,8 +20,7 @@ def count_ahead(config: RunConfig, data: str | Path | None) -> list[dict[str, An
     small = replace(
         config, host=replace(config.host, net="smallcnn"), training=replace(config.training, image_size=None)
     )
-    chosen = asdict(config.benchmark)
-    benchmark = load_benchmark(**chosen, data=data, seed=config.seed, download=False, sketch=True)
+    benchmark = open_benchmark(config, data, download=False, sketch=True)
     method = build_method(small, benchmark, "cpu")
     budget: list[dict[str, Any]] = []
     for task in benchmark.tasks:

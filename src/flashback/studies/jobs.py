@@ -7,28 +7,31 @@ import os
 import shutil
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flashback.benchmarks.load import fetch_data, missing_data
-from flashback.config import RunConfig, within
+from flashback.config import within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts, in_one_line, outside_code
 from flashback.recipes import config_from_dict, resolved
 from flashback.records import RunFolder, differing_keys, read_config, read_record
 from flashback.records.folder import ANOTHER_FOLDER
+from flashback.studies.packing import FixedPace, MeasuredPace, sharing_gpu
+from flashback.studies.processes import DIED, STOPPED, end_of, run_in_processes
 from flashback.training.beginnings import SHARED, first_task_settings
+from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.checkpoints import Interrupted
-from flashback.training.packing import PORTION, FixedPace, MeasuredPace, sharing_gpu
-from flashback.training.processes import DIED, STOPPED, end_of, run_in_processes
-from flashback.training.run import LACK_OF_MEMORY, run, select_device
-from flashback.training.trackers import check_tracker, make_tracker
+from flashback.training.running import run
+from flashback.training.surroundings import PORTION, select_device
+from flashback.training.trackers import check_tracker
 from flashback.training.trainer import Observer
 
-ARMS = HOST, FLASHBACK = "host", "flashback"
 FAILURE = "failure.txt"  # of the last attempt, if a bug ended it
 DETAILS = " (see "
 SOME = 4  # runs at a time, before it is measured how many pay
@@ -47,12 +50,12 @@ class Place:
     def of(
         cls,
         data: str | Path | None,
-        device: str,
+        device: str | torch.device,
         host_file: str | Path | None,
         jobs: int | None,
         track: Sequence[str] = (),
     ) -> Place:
-        within(jobs is None or jobs >= 1, f"--jobs is at least 1, not {jobs}")
+        within(jobs is None or jobs >= 1, f"jobs (--jobs) is at least 1, not {jobs}")
         for name in track:
             check_tracker(name)
         return cls(data, select_device(device).type, host_file, tuple(track))
@@ -194,15 +197,15 @@ def attempt(job: Job, observer: Observer) -> str | None:
     """One run. A failure is returned and does not stop the others; a bug leaves its traceback in the folder."""
     try:
         config, place = config_from_dict(job.config), job.place
-        with tracking(config, job) as trackers:
-            run(
-                config,
-                out=job.folder,
-                data=place.data,
-                device=place.device,
-                observers=[observer, *trackers],
-                first_tasks=job.first_tasks,
-            )
+        run(
+            config,
+            out=job.folder,
+            data=place.data,
+            device=place.device,
+            observers=[observer],
+            track=place.track,
+            first_tasks=job.first_tasks,
+        )
         (job.folder / FAILURE).unlink(missing_ok=True)
     except Interrupted:
         raise
@@ -213,17 +216,6 @@ def attempt(job: Job, observer: Observer) -> str | None:
         (job.folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
         return f"{in_one_line(problem)}{DETAILS}{job.folder / FAILURE})"
     return None
-
-
-@contextmanager
-def tracking(config: RunConfig, job: Job) -> Iterator[list[Observer]]:
-    """The trackers of one run, closed at its end: the next one may be made in the same process."""
-    trackers = [make_tracker(name, config, job.folder) for name in job.place.track]
-    try:
-        yield trackers
-    finally:
-        for tracker in trackers:
-            tracker(end_of(None))
 
 
 def attempt_here(job: Job, observer: Observer) -> str | None:

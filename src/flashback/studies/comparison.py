@@ -9,29 +9,21 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flashback.config import to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, summarise, verdict
+from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.recipes import check_free, config_from_dict, configure
 from flashback.records import RunRecord, differing_keys, make_folder, read_record, write_atomically
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST, Job, Place, carry_out, is_finished
-from flashback.training.run import build_method, open_benchmark
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
+from flashback.studies.jobs import Job, Place, carry_out, is_finished
+from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
-METRICS = {  # what is compared, and whether more of it is better
-    "average_accuracy": True,
-    "average_incremental_accuracy": True,
-    "forgetting": False,
-    "backward_transfer": True,
-    "forward_transfer": True,
-    "stability_plasticity_ratio": False,
-    "new_task_accuracy": True,
-    "mean_new_task_accuracy": True,
-}
 SEED_FOLDER = re.compile(r"seed-(0|[1-9]\d{0,17})")
-OVER_IMAGES = {"average_incremental_accuracy_images": True, "last_accuracy_images": True}  # of tasks of unequal size
 
 
 @dataclass(frozen=True)
@@ -118,7 +110,7 @@ def compare(
     settings: Mapping[str, Any] | None = None,
     jobs: int | None = None,
     data: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     host_file: str | Path | None = None,
     track: Sequence[str] = (),
     watch: Callable[[str], Observer] = lambda name: lambda event: None,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from flashback.metrics import PairedTest, mean, verdict
-from flashback.metrics.statistics import holm
-from flashback.reports.gathered import (
+from flashback.evidence.gathered import (
     AA,
     CLASS_INCREMENTAL,
     FORGETTING,
@@ -16,8 +14,11 @@ from flashback.reports.gathered import (
     Evidence,
     alpha,
 )
+from flashback.evidence.planned import Study
+from flashback.metrics import PairedTest, mean, verdict
+from flashback.metrics.statistics import holm
+from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.pairings import Pairing, Report
-from flashback.reports.planned import Study
 from flashback.reports.printed import Printed
 from flashback.reports.reading import Similarity
 from flashback.reports.words import (
@@ -31,9 +32,7 @@ from flashback.reports.words import (
     probability,
     signed,
 )
-from flashback.training.compare import Row
-from flashback.training.evaluation import SETTINGS
-from flashback.training.jobs import ARMS, FLASHBACK, HOST
+from flashback.studies.comparison import Row
 
 Finding = tuple[str, str]  # what it is about, and a sentence
 

@@ -1,0 +1,19 @@
+"""Many runs, one answer: comparisons, sweeps, tuning, representations."""
+
+from flashback.studies.comparison import Comparison, compare
+from flashback.studies.similarity import compare_representations
+from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, read_sweep, run_sweep
+from flashback.studies.tuning import Tuned, tune
+
+__all__ = [
+    "Comparison",
+    "Outcome",
+    "Sweep",
+    "Tuned",
+    "compare",
+    "compare_representations",
+    "parse_sweep",
+    "read_sweep",
+    "run_sweep",
+    "tune",
+]

@@ -1,0 +1,184 @@
+"""From a configuration to a finished run, with its record on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashback.benchmarks import Benchmark
+from flashback.config import RunConfig, to_dict, within
+from flashback.errors import FlashbackError
+from flashback.hosts.base import Host
+from flashback.plugin import Flashback
+from flashback.recipes import config_from_dict, resolved
+from flashback.records import RunFolder, is_finished, read_config
+from flashback.training.beginnings import Beginning, LeavingKeeper, tell_earlier
+from flashback.training.building import build_method, check_loaded, open_benchmark, saying_what_to_change
+from flashback.training.checkpoints import Checkpoints
+from flashback.training.evaluation import host_of
+from flashback.training.surroundings import (
+    compare_surroundings,
+    describe,
+    prepare_device,
+    select_device,
+    select_precision,
+)
+from flashback.training.trackers import check_tracker, tracking
+from flashback.training.trainer import Event, History, Keeper, Observer, Trainer, TrainingResult
+
+
+def run(
+    config: RunConfig,
+    *,
+    out: str | Path | None = None,
+    data: str | Path | None = None,
+    device: str | torch.device = "auto",
+    observers: Sequence[Observer] = (),
+    track: Sequence[str] = (),
+    first_tasks: str | Path | None = None,
+    progress: bool = False,
+) -> TrainingResult:
+    """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there.
+
+    A folder that holds an unfinished run of the same configuration is gone on with, exactly where it stopped.
+    `observers` are told every event, and so are the trackers named in `track`; `first_tasks` is a folder where runs
+    that differ in flashback alone leave and find their first task; `progress` prints a line for every task learned.
+    """
+    within(isinstance(config, RunConfig), "fb.run takes a configuration; make one with fb.configure(host, benchmark)")
+    within(out is not None or not track, "trackers write into the folder of a run; give one (out)")
+    for name in track:
+        check_tracker(name)
+    device = select_device(device)
+    precision = select_precision(config, device)
+    prepare_device(config, device, precision)
+    benchmark = open_benchmark(config, data)
+    method = build_method(config, benchmark, device)
+    observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
+    with saying_what_to_change():
+        if out is None:
+            return Trainer(method, benchmark, observers, precision=precision).run()
+        folder = RunFolder.open(Path(out), to_dict(config), ignored=["checkpoint"], resolve=resolved)
+        with folder.lock(), tracking(track, config, Path(out)) as trackers:
+            shared = None if first_tasks is None else Path(first_tasks)
+            return _run_in_folder(folder, method, benchmark, [*observers, *trackers], precision, shared)
+
+
+def train(
+    method: Host | Flashback,
+    benchmark: Benchmark | None = None,
+    observers: Sequence[Observer] = (),
+    *,
+    progress: bool = False,
+) -> TrainingResult:
+    """Train a host, bare or wrapped, with the precision and determinism its configuration asks for.
+
+    The host is left in evaluation mode. `progress` prints a line for every task learned. Nothing is kept on disk and a
+    run that is stopped is lost: `run` keeps a record and goes on.
+    """
+    host = host_of(method, "fb.train")
+    within(
+        isinstance(method, Flashback) or not host.config.flashback.enabled,
+        "the configuration of this host asks for flashback; train fb.Flashback(host), or give the configuration to "
+        "fb.run",
+    )
+    benchmark = host.benchmark if benchmark is None else benchmark
+    check_loaded(benchmark, "fb.train")
+    own, given = ((each.checksum, each.order, each.sizes) for each in (host.benchmark, benchmark))
+    within(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
+    precision = select_precision(host.config, host.device)
+    prepare_device(host.config, host.device, precision)
+    observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
+    result = Trainer(method, benchmark, observers, precision=precision).run()
+    host.eval()
+    return result
+
+
+def accuracy_so_far(event: Event) -> float:
+    """Of an evaluation: class-incremental, by the host's own classifier, the mean over the tasks learned."""
+    row: list[float] = next(iter(event["accuracy"].values()))["class_incremental"]
+    return sum(row) / len(row)
+
+
+def tell_tasks(benchmark: Benchmark) -> Observer:
+    """Prints how far a run is."""
+
+    def tell(event: Event) -> None:
+        if event["event"] == "evaluation":
+            where = f"task {event['task'] + 1} of {len(benchmark.tasks)}"
+            print(f"{where}: average accuracy {accuracy_so_far(event):.1f} %", flush=True)
+
+    return tell
+
+
+def _run_in_folder(
+    folder: RunFolder,
+    method: Host | Flashback,
+    benchmark: Benchmark,
+    observers: Sequence[Observer],
+    precision: str,
+    first_tasks: Path | None,
+) -> TrainingResult:
+    host = method.host
+    facts = describe(host.config, benchmark, host.device, precision)
+    facts["changed_on_resume"] = compare_surroundings(folder, facts)
+    checkpoints = Checkpoints(folder.path / "checkpoint", host.config.checkpoint, folder.log_size)
+    keeper: Keeper = checkpoints
+    state = checkpoints.load()
+    facts["took_over_first_task"] = state is not None and folder.read_run().get("took_over_first_task", False)
+    # A run that went on in other surroundings is no longer what its settings and surroundings make it.
+    if first_tasks is not None and len(benchmark.tasks) > 1 and not facts["changed_on_resume"]:
+        beginning = Beginning.of(first_tasks, to_dict(host.config), facts)
+        keeper = LeavingKeeper(checkpoints, beginning, folder.read_log)
+        if state is None and (found := beginning.find()):
+            state, log = found
+            folder.write_log(log)
+            tell_earlier(log, observers)
+            facts["took_over_first_task"] = True
+    folder.write_run(facts)
+    folder.cut_log(state.values["log_bytes"] if state else 0)
+    trainer = Trainer(method, benchmark, [folder.log, *observers], keeper, precision)
+    if state:
+        trainer.resume(state)
+    with checkpoints.stop_on_signals():
+        result = trainer.run()
+    folder.write_run({**facts, **spent(trainer.history)})
+    folder.write_results(result.as_dict())
+    checkpoints.tidy(kept=1)  # the last one holds the trained model; nothing will go on from the one before
+    return result
+
+
+def resume(path: str | Path, **options: Any) -> TrainingResult:
+    """Go on with the unfinished run of a folder, by what the folder holds alone."""
+    within(not Path(path).is_file(), f"{path} is a file; give the folder of the run, {Path(path).parent}")
+    config = config_from_dict(read_config(Path(path)))
+    within(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to go on with")
+    return run(config, out=path, **options)
+
+
+def load_trained(folder: str | Path, data: str | Path | None = None, device: str | torch.device = "auto") -> Host:
+    """The host of a finished run as it was at the end, in evaluation mode, from the run's folder alone."""
+    path = Path(folder)
+    config = config_from_dict(read_config(path))
+    benchmark, target = open_benchmark(config, data), select_device(device)
+    prepare_device(config, target, "fp32")
+    trainer = Trainer(build_method(config, benchmark, target), benchmark)
+    state = Checkpoints(path / "checkpoint", config.checkpoint).load()
+    if state is None or state.values["position"]["task"] < len(benchmark.tasks):
+        raise FlashbackError(f"{path} does not hold a finished run with its checkpoint; train it again with --out")
+    trainer.resume(state)
+    return trainer.host.eval()
+
+
+def spent(history: History) -> dict[str, Any]:
+    """The second part of run.json: what the run cost."""
+    return {
+        "steps": sum(entry["steps"] for entry in history.budget),
+        "images": sum(entry["images"] for entry in history.budget),
+        "budget": history.budget,
+        "knowledge_bytes": history.bytes,
+        "seconds": round(history.seconds, 3),
+        "training_seconds": round(history.training_seconds, 3),
+    }

@@ -1,0 +1,158 @@
+"""Where and with what a run is made: device, precision, determinism, versions, and what a record says of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import warnings
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashback.benchmarks import Benchmark
+from flashback.config import RunConfig
+from flashback.errors import FlashbackError
+from flashback.hosts.outside import outside_code
+from flashback.nets import net_for
+from flashback.records import RunFolder, differing_keys
+
+PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of the multiprocessors that a process may use; ignored without MPS
+WHOLE = "100"
+
+
+def select_device(device: str | torch.device = "auto") -> torch.device:
+    """Where to train: "auto" takes a GPU where there is one."""
+    if isinstance(device, torch.device):
+        return device
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise FlashbackError(
+            f"device (--device) is auto, cpu or cuda, not '{device}'; of several GPUs, CUDA_VISIBLE_DEVICES chooses one"
+        )
+    if device == "cuda" and not torch.cuda.is_available():
+        raise FlashbackError("device (--device) is cuda, and no CUDA device is there; use cpu or auto")
+    return torch.device(device)
+
+
+def select_precision(config: RunConfig, device: torch.device) -> str:
+    if device.type != "cuda" and config.training.precision in ("tf32", "bf16"):
+        raise FlashbackError(f"training.precision {config.training.precision} needs a CUDA device; on the CPU use fp32")
+    return config.training.precision or ("bf16" if device.type == "cuda" else "fp32")
+
+
+def prepare_device(config: RunConfig, device: torch.device, precision: str) -> None:
+    """Deterministic by default; `fast` gives that up for speed.
+
+    On a CPU one thread, unless OMP_NUM_THREADS asks for more: sums depend on how many share them, small networks gain
+    little from a second one, and lose much where others use the machine.
+    """
+    if device.type != "cuda":
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
+    torch.use_deterministic_algorithms(not config.fast)
+    # Deterministic mode also fills every new tensor, to expose reads of memory nobody wrote: a seventh of the step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = config.fast
+    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+# ---------------------------------------------------------------- what a record says of it
+
+
+def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, precision: str) -> dict[str, Any]:
+    """The first part of run.json: where and with what a run is made. Equal `must_match` gives equal results.json."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "host": config.host.name,
+        "benchmark": benchmark.name,
+        "flashback": config.flashback.enabled,
+        "equal_budget": config.flashback.equal_budget(config.training.epochs),
+        "seed": config.seed,
+        "net": config.host.net or net_for(benchmark.image_shape),
+        "class_order": list(benchmark.order),
+        "task_sizes": list(benchmark.sizes),
+        "data_checksum": benchmark.checksum,
+        "device": name,
+        "device_type": device.type,
+        "precision": precision,
+        "deterministic": device.type == "cpu" or not config.fast,
+        "must_match": {
+            "device": name,
+            "precision": precision,
+            **share_of(device),
+            **outside_code(config.host.name, config.host.net),
+            **versions(),
+        },
+        "versions": versions(),
+        "commit": commit(),
+        "source": source_digest(),
+    }
+
+
+def share_of(device: torch.device) -> dict[str, Any]:
+    """How much of the device a run has. Kernels are chosen by it, and sums depend on how many share them."""
+    if device.type == "cpu":
+        return {"threads": torch.get_num_threads()}
+    return {"portion": os.environ.get(PORTION, WHOLE)}
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("flashback-cl", "torch", "numpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # run from a source tree
+            found[package] = "source"
+    return found
+
+
+def commit() -> str | None:
+    """The commit of the source tree, where it is one."""
+    here = Path(__file__).resolve().parent
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
+
+
+@cache
+def source_digest() -> str:
+    """Of the code and recipes of this package: equal for equal code, committed or not."""
+    here = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(path for path in here.rglob("*") if path.suffix in (".py", ".yaml")):
+        digest.update(f"{path.relative_to(here).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def compare_surroundings(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
+    """Refuse other data and another kind of device; return what else differs from earlier parts of the run."""
+    before = folder.read_run()
+    for key, sentence in (
+        ("data_checksum", "the data has changed since the run in {} began; start a new run"),
+        ("device_type", "the run in {} began on another kind of device; give --device {}"),
+    ):
+        if before.get(key, facts[key]) != facts[key]:
+            raise FlashbackError(sentence.format(folder.path, before[key]))
+    known = before.get("must_match")
+    differing = differing_keys(known, facts["must_match"]) if isinstance(known, dict) else []
+    if differing:
+        warnings.warn(
+            f"the run in {folder.path} goes on in other surroundings ({', '.join(differing)}), so it may end otherwise "
+            "than it would have",
+            stacklevel=2,
+        )
+    earlier = before.get("changed_on_resume")
+    return sorted({*differing, *(map(str, earlier) if isinstance(earlier, list) else ())})
