@@ -31,7 +31,7 @@ test: $(INSTALLED)
 	@$(BIN)/python -m pytest -n 2 -m "not browser"
 
 test-browser: $(INSTALLED)
-	@command -v chromium >/dev/null || { echo "error: chromium is missing; install it (Debian and Ubuntu: apt install chromium chromium-driver)" >&2; exit 1; }
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "error: chromium or chromedriver is missing; install them (Debian and Ubuntu: apt install chromium chromium-driver)" >&2; exit 1; }
 	@$(BIN)/python -c 'import selenium' 2>/dev/null || $(PIP) -e '.[browser]'
 	@$(BIN)/python -m pytest tests/browser
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
 
+import numpy as np
+import pytest
 import torch
 
 from flashback import configure
@@ -13,7 +17,25 @@ from flashback.benchmarks import Benchmark, Images, Task
 from flashback.config import RunConfig
 from flashback.hosts import HOSTS, Host
 from flashback.plugin import Flashback
+from flashback.registry import Registry
+from flashback.studies.checking import short_settings
 from flashback.training import build_host
+
+
+def lacking(what: str) -> NoReturn:
+    """A test that cannot run is skipped; not in CI, where what passes must have been seen."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what}")
+
+
+@contextmanager
+def forgetting(*registries: Registry[Any]) -> Iterator[None]:
+    """What is registered inside is gone afterwards."""
+    known = [dict(registry._entries) for registry in registries]
+    try:
+        yield
+    finally:
+        for registry, entries in zip(registries, known, strict=True):
+            registry._entries = entries
 
 
 def tiny_benchmark(
@@ -49,6 +71,18 @@ def tiny_benchmark(
     )
 
 
+def write_tiny(path: Path, shift: int = 0) -> Path:
+    """The tiny benchmark as a file; shifted it is another one."""
+    arrays: dict[str, Any] = {}
+    for part in ("train", "test"):
+        images = [getattr(task, part) for task in tiny_benchmark().tasks]
+        arrays[f"x_{part}"] = torch.cat([own.x for own in images]).permute(0, 2, 3, 1).numpy() + np.uint8(shift)
+        arrays[f"y_{part}"] = torch.cat([own.y for own in images]).numpy()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+    return path
+
+
 QUICK: dict[str, Any] = {
     "training.epochs": 2,
     "training.batch_size": 8,
@@ -63,11 +97,8 @@ QUICK: dict[str, Any] = {
 
 
 def small_settings(name: str) -> dict[str, Any]:
-    """Settings that make any host quick on the tiny benchmark: a small memory and short further stages."""
-    small = {"memory_size": 21, "minibatch": 6, "contrastive_batch": 6}
-    fields = [field.name for field in dataclasses.fields(HOSTS[name].Settings)]
-    short = {field: 1 for field in fields if field.endswith("_epochs")}
-    return {f"host__{field}": value for field, value in {**small, **short}.items() if field in fields}
+    """Settings that make any host quick on the tiny benchmark, as `quick_config` takes them."""
+    return {key.replace(".", "__"): value for key, value in short_settings(HOSTS[name]).items()}
 
 
 def quick_config(host: str, flashback: bool = False, **settings: Any) -> RunConfig:

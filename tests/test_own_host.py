@@ -8,6 +8,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from flashback.hosts import HOSTS, outside
 from flashback.hosts.outside import load_host_file, load_installed_hosts
 from flashback.metrics.accuracy import METRICS
 from flashback.nets import NETS
+from helpers import forgetting
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your-own-host.md").read_text(encoding="utf-8")
 
@@ -30,10 +32,8 @@ def blocks(language: str) -> list[str]:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logit_anchor.py").write_text(blocks("python")[0])
-    known, nets = dict(HOSTS._entries), dict(NETS._entries)
     load_installed_hosts.cache_clear()
     yield tmp_path
-    HOSTS._entries, NETS._entries = known, nets
     load_installed_hosts.cache_clear()
 
 
@@ -41,7 +41,7 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks("python")) == 1
     assert len(blocks("python")[0].splitlines()) <= 50
     commands = [shlex.split(line) for block in blocks("console") for line in block.splitlines()]
-    assert [command[1] for command in commands] == ["compare", "run", "compare", "run", "list"]
+    assert " ".join(command[1] for command in commands) == "compare run check compare compare compare run list"
     for name, code in re.findall(r'^```python title="(\w+.py)"\n(.*?)^```', PAGE, flags=re.MULTILINE | re.DOTALL):
         Path(name).write_text(code)
     for command in commands:
@@ -52,8 +52,12 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert (comparison["failures"], comparison["equal_budget"]) == ({}, True)
     measured = {(row["setting"], row["metric"]) for row in comparison["rows"] if row["mean"]["flashback"] is not None}
     assert measured == {(s, m) for s in ("class_incremental", "task_incremental") for m in METRICS}
-    replayed = json.loads(Path("runs/er/comparison.json").read_text())
-    assert (replayed["failures"], replayed["equal_budget"]) == ({}, True)
+    for name in ("er", "wa", "wa-balanced"):
+        found = json.loads(Path(f"runs/{name}/comparison.json").read_text())
+        assert (found["failures"], found["equal_budget"]) == ({}, True)
+    assert {field.name for field in fields(HOSTS["er"].Settings)} == {"name", "net", "memory_size", "minibatch"}
+    budget = json.loads(Path("runs/wa-balanced/flashback/seed-0/run.json").read_text())["budget"]
+    assert [entry["stage"] for entry in budget] == ["learn", "phase 1", "phase 2", "balance"]
     losses = [json.loads(line).get("losses", {}) for line in Path("runs/stronger/log.jsonl").read_text().splitlines()]
     assert {"task", "stability", "plasticity"} <= {name for terms in losses for name in terms}
     assert max(terms.get("plasticity", 0.0) for terms in losses) > 0
@@ -64,13 +68,12 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
 def test_changed_code_is_not_taken_for_the_same_method(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--set", "benchmark.tasks=2", "--set", "training.epochs=1", "--set", "flashback.second_epochs=1"]
     command = ["compare", "logit-anchor", "--host-file", "logit_anchor.py", "--seeds", "1", "--out", "runs/a", *small]
-    known = dict(HOSTS._entries)
 
     def carry_out() -> object:
-        HOSTS._entries = dict(known)  # as in a new process
+        """As in a new process."""
         for name in [name for name in sys.modules if name.startswith("_flashback_host_")]:
             del sys.modules[name]
-        with pytest.raises(SystemExit) as end:
+        with forgetting(HOSTS), pytest.raises(SystemExit) as end:
             main(command)
         return end.value.code
 

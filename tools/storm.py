@@ -22,7 +22,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from flashback.config import CheckpointConfig, RunConfig
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
 from flashback.records import is_finished
+from flashback.studies.checking import made_images, short_settings
 from flashback.training import Checkpoints
 
 SIZES = (2, 3, 2)  # classes of the tasks
@@ -58,25 +59,10 @@ class Tally:
 # ---------------------------------------------------------------- what is trained
 
 
-def write_dataset(path: Path) -> None:
-    """Classes that a small network can tell apart: a fixed random pattern for each, plus noise."""
-    draw = np.random.default_rng(7)
-    patterns = draw.integers(40, 216, (sum(SIZES), 12, 12))
-    arrays: dict[str, Any] = {}
-    for part, count in (("train", 8), ("test", 4)):
-        labels = np.arange(sum(SIZES)).repeat(count)
-        noise = draw.integers(-40, 40, (len(labels), 12, 12))
-        arrays |= {f"x_{part}": (patterns[labels] + noise).clip(0, 255).astype(np.uint8), f"y_{part}": labels}
-    np.savez(path, **arrays)
-
-
 def short_run(host: str, dataset: Path) -> RunConfig:
     """All stages of a host in a few steps each."""
-    small: dict[str, Any] = {"memory_size": 14, "minibatch": 6, "contrastive_batch": 6}
-    own = {f.name: 1 if f.name.endswith("_epochs") else small.get(f.name) for f in fields(HOSTS[host].Settings)}
-    settings = {f"host.{name}": value for name, value in own.items() if value is not None}
     training = {"epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4, "schedule": "step"}
-    settings |= {f"training.{name}": value for name, value in training.items()}
+    settings = short_settings(HOSTS[host]) | {f"training.{name}": value for name, value in training.items()}
     settings |= {"benchmark.sizes": list(SIZES), "flashback.epochs": 1, "flashback.alpha": 0.1}
     return configure(host, str(dataset), flashback=HOSTS[host].has_knowledge, settings=settings)
 
@@ -221,7 +207,7 @@ def main() -> int:
     with torch.compiler.set_stance("force_eager"):  # imports what every run would import
         pass
     with tempfile.TemporaryDirectory() as place:
-        write_dataset(Path(place) / "made.npz")
+        np.savez(Path(place) / "made.npz", **made_images(sum(SIZES), side=12))
         for host in options.hosts:
             tallies.append(storm_over(host, each, Path(place), dice))
             print(f"{host}: {tallies[-1].kills} kills", file=sys.stderr, flush=True)

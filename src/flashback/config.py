@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
@@ -26,7 +27,7 @@ LONGEST_VALUE = 100  # letters of a value that a sentence shows
 @dataclass(frozen=True)
 class BenchmarkConfig:
     name: str = "split-fashion-mini"  # a registered name, or the path of an .npz or of a folder of images
-    order: str | int | tuple[int, ...] | None = None  # identity, a seed, 1993 or a list; None: the benchmark's own
+    order: str | int | tuple[int, ...] | None = None  # identity, a number, `seed` or a list; None: the benchmark's own
     sizes: tuple[int, ...] | None = None  # classes per task; None: the benchmark's own
     tasks: int | None = None  # train on the first so many tasks only
     validation: float = 0.0  # share of the training images that replaces the test images (for tuning)
@@ -199,6 +200,7 @@ def fields_of(section: Any) -> set[str]:
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
+    value = _plain_number(value)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return value if isinstance(value, hint) else build(hint, value, f"{path}.")
     if origin in (typing.Union, types.UnionType):
@@ -215,6 +217,13 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             raise FlashbackError(f"{path} is a mapping of keys, not {shown(value)}")
         return {str(key): _convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     return _convert_plain(hint, value, path)
+
+
+def _plain_number(value: Any) -> Any:
+    """Numbers of numpy as Python's own, which YAML and JSON take; what is no number stays."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _list_advice(hint: Any, value: Any) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flashback.benchmarks import Task
-from flashback.config import FlashbackConfig, within
+from flashback.config import FlashbackConfig, build, shown, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import HOW_TO_SAY_IT, Host, copy_tensors
 from flashback.hosts.stages import Stage
@@ -40,7 +40,11 @@ class Flashback:
         known = {setting.name for setting in fields(FlashbackConfig)} - {"enabled"}
         for name in changes.keys() - known:
             raise unknown("setting of flashback", name, known)
-        self.settings = replace(settings or host.config.flashback, enabled=True, **changes)
+        given = host.config.flashback if settings is None else settings
+        within(
+            isinstance(given, FlashbackConfig), f"settings of flashback go by name, as alpha=0.1, not {shown(given)}"
+        )
+        self.settings = build(FlashbackConfig, {**to_dict(given), **changes, "enabled": True}, "flashback.")
         self.settings.check()
         self.settings.split(host.config.training.epochs)
         if not host.has_knowledge:
@@ -136,7 +140,7 @@ class Flashback:
         if self.settings.support == "host":
             return own
         samples = "memory" if self.settings.support == "memory" else own.samples
-        columns = own.columns if own.columns == slice(None) else slice(0, self.host.task.seen.stop)  # never fewer
+        columns = own.columns if own.columns == slice(None) else self.host.task.seen  # never fewer
         return replace(own, columns=columns, samples=samples)
 
     def take_snapshot(self) -> None:

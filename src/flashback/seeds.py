@@ -15,10 +15,9 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def seeded_generator(*parts: object, device: torch.device | str = "cpu") -> torch.Generator:
-    generator = torch.Generator(device=device)
-    generator.manual_seed(derive_seed(*parts))
-    return generator
+def seeded_generator(*parts: object) -> torch.Generator:
+    """On the CPU."""
+    return torch.Generator().manual_seed(derive_seed(*parts))
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def test_resized_crop_under_autocast_keeps_its_precision():
         assert torch.equal(augment.random_resized_crop(x, (9, 9), (0.2, 1.0), (0.75, 1.33), seeded()), expected)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     low=st.floats(0.05, 1),

@@ -47,6 +47,34 @@ def test_a_mapping_is_an_npz_in_memory(arrays: Arrays, npz: Callable[..., Path],
     assert_same(made, load_benchmark(npz(shape=shape), **options))
 
 
+@pytest.mark.parametrize("given", [list, np.array, tuple])
+def test_classes_may_have_names(arrays: Arrays, npz: Callable[..., Path], given: Callable[..., Any]) -> None:
+    names = ["ash", "birch", "cedar, white", "elm", "fir", "Öland oak"]
+    made = arrays(6) | {"class_names": given(names)}
+    for benchmark in (load_benchmark(made, sizes=[6]), load_benchmark(npz(class_names=given(names)), sizes=[6])):
+        assert benchmark.class_names == tuple(names)
+        assert benchmark.checksum == load_benchmark(arrays(6), sizes=[6]).checksum
+    reversed_ = load_benchmark(made, sizes=[2, 4], order=[5, 4, 3, 2, 1, 0])
+    assert reversed_.class_names == tuple(reversed(names))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a", "b"], "class_names has 2 entries for 6 classes; name each label once"),
+        (list("abcdefg"), "class_names has 7 entries for 6 classes"),
+        ([1, 2, 3, 4, 5, 6], r"'class_names' is int64 \[6\]; it must be a list of texts, one for each label"),
+        ("abcdef", r"'class_names' is <U6 \[\]; it must be a list of texts"),
+        (np.array(list("abcdef"), object), r"'class_names' is object \[6\]; it must be a list of texts"),
+        ([["a"] * 6], r"'class_names' is <U1 \[1, 6\]; it must be"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(arrays: Arrays, npz: Callable[..., Path], names: Any, said: str) -> None:
+    for given in (arrays(6) | {"class_names": names}, npz(class_names=names)):
+        with pytest.raises(FlashbackError, match=said):
+            load_benchmark(given, sizes=[6])
+
+
 def test_the_arrays_may_change_afterwards(arrays: Arrays) -> None:
     given = arrays(4)
     made, again = (load_benchmark(given, sizes=[2, 2]) for _ in range(2))

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashback.benchmarks import class_order, imagenet100_classes
+from flashback.benchmarks import class_order, imagenet100_classes, load_benchmark
 from flashback.benchmarks.orders import task_ranges
 from flashback.errors import FlashbackError
 
@@ -27,6 +30,17 @@ def test_identity_and_explicit_orders() -> None:
     assert class_order("identity", 4) == (0, 1, 2, 3)
     assert class_order([2, 0, 1], 3) == (2, 0, 1)
     assert class_order(np.array([1, 0]), 2) == (1, 0)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 1993])
+def test_the_seed_of_a_run_draws_the_order_of_that_number(seed: int, npz: Callable[..., Path]) -> None:
+    assert class_order("seed", 30, seed) == class_order(seed, 30) != class_order("seed", 30, seed + 1)
+    path = npz()
+    drawn = load_benchmark(path, sizes=[2, 4], order="seed", seed=seed)
+    same = load_benchmark(path, sizes=[2, 4], order=seed, seed=seed + 1)
+    assert drawn.order == same.order
+    assert drawn.tasks[1].train.x.equal(same.tasks[1].train.x)
+    assert load_benchmark(path, sizes=[2, 4], order="identity", seed=seed).order == tuple(range(6))
 
 
 @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [1, 2, 3], [0, 1, 2, 3], [0, 0.5, 2], []])

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashback.benchmarks import BENCHMARKS, load_benchmark
+from flashback.benchmarks.load import fetch_data, missing_data
 from flashback.errors import FlashbackError
 
 
@@ -98,6 +99,42 @@ def test_names_and_sizes_that_are_wrong(tmp_path: Path, npz: Callable) -> None:
         load_benchmark(str(npz()), sizes=[2, 2])
     with pytest.raises(FlashbackError, match="no permutation"):
         load_benchmark(str(npz()), sizes=[6], order=[0, 1])
+
+
+def test_a_path_is_looked_for_in_the_data_folder_too(
+    tmp_path: Path, npz: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, expected = npz(), load_benchmark(npz(), sizes=[6])
+    (tmp_path / "data" / "sub").mkdir(parents=True)
+    made.rename(tmp_path / "data" / "sub" / "made.npz")
+    monkeypatch.chdir(tmp_path)
+    for name, folder in (("sub/made.npz", "data"), ("made.npz", "data/sub"), ("/gone/made.npz", "data/sub")):
+        found = load_benchmark(name, data=folder, sizes=[6])
+        assert (found.name, found.checksum) == ("made", expected.checksum)
+        assert missing_data(name, folder) is None
+        assert fetch_data(name, folder).samefile("data/sub/made.npz")
+        with pytest.raises(FlashbackError, match=r"made.npz; check the path, or name the folder it is in"):
+            load_benchmark(name, sizes=[6])
+    monkeypatch.setenv("FLASHBACK_DATA", "data/sub")
+    assert load_benchmark("made.npz", sizes=[6]).checksum == expected.checksum
+    npz(y_test=np.zeros(12, int)).rename(tmp_path / "made.npz")
+    assert load_benchmark("made.npz", sizes=[6]).checksum != expected.checksum, "the working directory comes first"
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(npz: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = npz()
+    monkeypatch.setattr(zipfile, "ZipFile", refuse)
+    with pytest.raises(FlashbackError, match=r"made.npz may not be read by this user; change its permissions$"):
+        load_benchmark(path, sizes=[6])
+
+
+def test_a_class_name_that_is_no_text_is_refused(npz: Callable) -> None:
+    path = rezip(npz(), "class_names", npy_bytes("(6,)", b"\xff\xff\xff\x7f" * 6, "'<U1'"))
+    with pytest.raises(FlashbackError, match=r"made\.npz: the file is damaged"):
+        load_benchmark(path, sizes=[6])
 
 
 def test_wrong_plans_are_refused_before_anything_is_fetched(tmp_path: Path) -> None:
@@ -285,7 +322,7 @@ def load_or_refuse(path: Path) -> None:
     assert benchmark.sizes == [3, 3]
 
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 numbers = st.integers(-3, 40) | st.sampled_from([2**31, 2**63, 2**64])
 shapes = st.lists(numbers, max_size=5).map(lambda axes: str(tuple(axes))) | st.text(max_size=20)
 types = st.sampled_from(

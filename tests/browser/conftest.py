@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from helpers import lacking
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "reports"))
 
-CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--force-device-scale-factor=1",
@@ -22,14 +25,15 @@ FLAGS = (
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One browser for all tests, with an empty profile, logging what pages say and ask for."""
     webdriver = pytest.importorskip("selenium.webdriver")
-    if not Path(CHROMIUM).exists() or not Path(DRIVER).exists():
-        pytest.skip("needs Debian's chromium and chromium-driver")
+    if not CHROMIUM or not DRIVER:
+        lacking("chromium and chromedriver on the PATH")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_script_timeout(120)  # seconds to draw a frame, for a busy machine
     yield driver
     driver.quit()
 

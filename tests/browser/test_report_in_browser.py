@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run, write_similarity
+from PIL import Image
 
 from flashback.reports import read_report, write_report
 
@@ -151,11 +153,11 @@ def test_text_stands_out_from_its_ground(dark: bool, report: Path, browser: Any,
 def test_tabs_answer_to_mouse_and_keys(report: Path, browser: Any, look: Look) -> None:
     look(report)
     first, second = browser.find_elements(By.CSS_SELECTOR, "[role=tab]")
-    before = visible_cells(browser, 2)
+    before, answers = visible_cells(browser, 2), browser.find_element(By.ID, "answers").text
     second.click()
     assert [tab.get_attribute("aria-selected") for tab in (first, second)] == ["false", "true"]
     assert visible_cells(browser, 2) != before
-    assert "task-incremental" in browser.find_element(By.ID, "answers").text
+    assert browser.find_element(By.ID, "answers").text != answers
     second.send_keys(Keys.ARROW_RIGHT)
     assert [tab.get_attribute("aria-selected") for tab in (first, second)] == ["true", "false"]
     assert browser.switch_to.active_element == first
@@ -274,12 +276,85 @@ def test_charts_say_what_the_runs_say(report: Path, browser: Any, look: Look) ->
 
 def test_an_answer_leads_to_its_charts(report: Path, browser: Any, look: Look) -> None:
     look(report)
-    buttons = browser.find_elements(By.CSS_SELECTOR, "[data-pairing]")
     before = plot(browser, "curve").get_attribute("innerHTML")
     browser.execute_script("scrollTo(0, 0)")
-    buttons[2].click()
+    browser.find_element(By.CSS_SELECTOR, "#answers summary").click()  # the arm that stands alone is in the fold
+    browser.find_element(By.CSS_SELECTOR, "#answers details [data-pairing]").click()
     assert browser.find_element(By.ID, "pairing").get_attribute("value") == "2"
     assert plot(browser, "curve").get_attribute("innerHTML") != before
+
+
+# ---------------------------------------------------------------- many methods
+
+
+@pytest.fixture(scope="module")
+def long_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many methods, of which the paper prints two with long values, and one arm alone."""
+    folder = tmp_path_factory.mktemp("long")
+    runs = folder / "runs"
+    for host in ("icarl", "xder"):
+        write_comparison(runs / host, host, seeds=3, tasks=10)
+    for k in range(9):
+        write_comparison(runs / f"short-{k}", "der++", seeds=1, benchmark__tasks=4, training__lr=0.1 * k)
+    write_run(runs / "alone", made_config("joint"), {setting: made_matrix(10) for setting in SETTINGS})
+    return write_report(read_report([runs]), folder / "report.html")[0]
+
+
+def top(browser: Any, name: str) -> float:
+    script = "return document.getElementById(arguments[0]).getBoundingClientRect().top + scrollY"
+    place: float = browser.execute_script(script, name)
+    return place
+
+
+def test_on_a_phone_the_results_are_near_however_many_methods(
+    long_report: Path, browser: Any, look: Look, screenshots: Path
+) -> None:
+    look(long_report, 390, 844, touch=True)
+    assert top(browser, "results") - top(browser, "answers") < 3 * 844
+    take_picture(browser, screenshots / "long-phone.png")
+    folds = browser.find_elements(By.CSS_SELECTOR, "#answers details")
+    before = top(browser, "results")
+    browser.execute_script("arguments[0].open = true", folds[0])
+    assert top(browser, "results") > before + 800
+    strips = browser.find_elements(By.CSS_SELECTOR, "#answers details .strip svg")
+    assert [strip.is_displayed() for strip in strips] == [True] * 5
+
+
+@pytest.mark.parametrize("width", [1400, 1700])
+def test_no_table_of_a_wide_screen_hides_a_column(width: int, long_report: Path, browser: Any, look: Look) -> None:
+    look(long_report, width)
+    browser.execute_script("for (const fold of document.querySelectorAll('details')) fold.open = true")
+    sizes = browser.execute_script(
+        "return [...document.querySelectorAll('.scroll')].map(s => [s.ariaLabel, s.scrollWidth, s.clientWidth])"
+    )
+    assert {name for name, _, _ in sizes} >= {"Results", "Budget", "The paper's values beside ours", "Runs"}
+    assert [name for name, inner, outer in sizes if inner > outer] == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_table_that_is_too_wide_has_a_shadow_where_it_goes_on(
+    dark: bool, long_report: Path, browser: Any, look: Look
+) -> None:
+    look(long_report, 390, 844, dark=dark, touch=True)
+    table = browser.find_element(By.CSS_SELECTOR, "#the-paper .scroll")
+    show(browser, table)
+
+    def edges() -> list[int]:
+        """A pixel at the left and one at the right, below the heading's words."""
+        box = browser.execute_script(
+            "const r = arguments[0].getBoundingClientRect(); return [r.left, r.right, r.top + 4]", table
+        )
+        options = {"format": "png", "captureBeyondViewport": False}
+        taken = base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", options)["data"])
+        with Image.open(io.BytesIO(taken)) as image:
+            grey = image.convert("L")
+        return [grey.getpixel((round(x), round(box[2] + 30))) for x in (box[0] + 3, box[1] - 3)]
+
+    left, right = edges()
+    assert abs(left - right) > 20, "at first it goes on to the right alone"
+    browser.execute_script("arguments[0].scrollLeft = 1e6", table)
+    show(browser, table)
+    assert edges() == pytest.approx([right, left], abs=5)
 
 
 def tap(browser: Any, element: Any) -> None:

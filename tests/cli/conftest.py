@@ -1,27 +1,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flashback.cli import main
-from flashback.hosts import HOSTS
 
 Command = Callable[..., tuple[int, str, str]]
 PROGRESS = re.compile(r"[\w+, -]+: task \d+( of \d+)?, average accuracy \d+\.\d$")
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Every test has a folder of its own, and leaves no host behind."""
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    known = dict(HOSTS._entries)
-    yield tmp_path
-    HOSTS._entries = known
+    return tmp_path
 
 
 @pytest.fixture

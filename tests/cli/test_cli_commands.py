@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from flashback.records import RunRecord, read_record
 from flashback.reports.words import ABSENT, TITLES
 from flashback.studies.sweeps import read_sweep, shipped_sweeps
 from flashback.training.trainer import Trainer
+from helpers import forgetting
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -133,12 +135,12 @@ def test_a_config_starts_the_same_run_again(flashback: Command, bare: list[str])
 def test_a_finished_run_is_not_overwritten(flashback: Command, bare: list[str]) -> None:
     assert flashback("run", "finetune", *bare)[0] == 0
     for more, how in (
-        (["--set", "training.lr=0.5"], "with other settings (differs in training.lr)"),
+        (["--set", "training.lr=0.5"], "(differs in training.lr)"),
         (["--set", "training.lr=0.5", "--set", "training.epochs=1"], "(differs in training.epochs, training.lr)"),
     ):
         code, out, err = flashback("run", "finetune", *bare, *more)
         assert (code, out) == (2, "")
-        assert "holds a finished run already, with other settings" in err
+        assert "holds a finished run of another configuration" in err
         assert f"{how}; choose another folder (out, --out on the command line)" in err
 
 
@@ -170,9 +172,9 @@ class Own(LwFMC):
 def test_a_finished_run_of_other_code_is_not_shown_as_the_same(flashback: Command, bare: list[str]) -> None:
     Path("own.py").write_text(OWN)
     command = ("run", "own", "--host-file", "own.py", *bare)
-    assert flashback(*command)[0] == 0
-    assert "Finished already" in flashback(*command)[1]
-    HOSTS._entries.pop("own")
+    with forgetting(HOSTS):
+        assert flashback(*command)[0] == 0
+        assert "Finished already" in flashback(*command)[1]
     Path("own.py").write_text(OWN + "    # changed\n")
     code, out, err = flashback(*command)
     assert (code, out) == (2, "")
@@ -238,22 +240,36 @@ def test_progress_names_task_stage_epoch_and_losses(monkeypatch: pytest.MonkeyPa
 
 # ---------------------------------------------------------------- stopping
 
+LIMIT = 300.0  # seconds until a test gives up
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "flashback.cli", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that would run for hours; it ends with the test at the latest, and its processes with it."""
+    command = [sys.executable, "-m", "flashback.cli", *arguments, "--set", "training.epochs=1000000"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.communicate()
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 120
-    while time.monotonic() < end and process.poll() is None:
+    latest = time.monotonic() + LIMIT
+    while time.monotonic() < latest and process.poll() is None:
         if path.exists() and path.stat().st_size:
             return
         time.sleep(0.05)
-    pytest.fail(f"{path} never came: {process.communicate()}")
+    pytest.fail(f"{path} never came: {end(process)}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "folder"),
     [(["run", "finetune"], "out"), (["compare", "lwf-mc", "--jobs", "2", "--seeds", "1"], "out/host/seed-0")],
@@ -261,23 +277,21 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def test_ctrl_c_takes_one_line_and_code_130(
     flashback: Command, bare: list[str], command: list[str], folder: str
 ) -> None:
-    process = start(*command, *bare, "--out", "out", "--set", "training.epochs=2000")
-    wait_for(Path(folder) / "log.jsonl", process)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    with started(*command, *bare, "--out", "out") as process:
+        wait_for(Path(folder) / "log.jsonl", process)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=LIMIT)
     assert (process.returncode, out) == (130, "")
     assert err == "interrupted; the same command goes on where it stopped\n"
     saved = [json.loads(path.read_text()) for path in Path(folder).glob("checkpoint/*.json")]
     assert saved[-1]["values"]["history"]["budget"][-1]["steps"] > 0
 
 
-@pytest.mark.slow
 def test_processes_whose_parent_is_killed_save_their_state_and_end_quietly(tiny: list[str]) -> None:
-    command = ("compare", "lwf-mc", "--jobs", "2", "--seeds", "1", "--out", "out", *tiny)
-    parent = start(*command, "--set", "training.epochs=2000")
-    wait_for(Path("out/host/seed-0/log.jsonl"), parent)
-    parent.kill()
-    _, err = parent.communicate(timeout=120)  # ends when the last process has closed its end of the pipe
+    with started("compare", "lwf-mc", "--jobs", "2", "--seeds", "1", "--out", "out", *tiny) as parent:
+        wait_for(Path("out/host/seed-0/log.jsonl"), parent)
+        parent.kill()
+        _, err = parent.communicate(timeout=LIMIT)  # ends when the last process has closed its end of the pipe
     assert "Traceback" not in err
     assert not list(Path("out").rglob("failure.txt"))
     assert list(Path("out/host/seed-0").glob("checkpoint/*.json"))

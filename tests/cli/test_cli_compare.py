@@ -132,7 +132,7 @@ def test_a_run_of_another_configuration_is_in_the_way(
     monkeypatch.setattr(Trainer, "run", lambda self: pytest.fail("trained"))
     code, _, err = flashback(*command, "--set", "training.lr=0.5")
     assert code == 2
-    assert "out/host/seed-0 holds a run of another configuration (differs in training.lr)" in err
+    assert "out/host/seed-0 holds a finished run of another configuration (differs in training.lr)" in err
     record = json.loads(Path("out/host/seed-0/run.json").read_text())
     Path("out/host/seed-0/run.json").write_text(json.dumps(record | {"data_checksum": "of other data"}))
     code, _, err = flashback(*command)
@@ -152,7 +152,7 @@ def test_a_failed_run_stops_and_spoils_no_other(
     monkeypatch.setattr(jobs, "run", run)
     code, out, err = flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)
     assert code == 1
-    assert "Seeds that only one arm has (host: 1) count for its mean, not for the difference and its test." in out
+    assert "Seeds that only one arm has (host: seed 1) count for its mean, not for the difference and its test." in out
     reason = "RuntimeError: a bug (see out/flashback/seed-1/failure.txt)" if bug else "the loss is not finite"
     assert err == f"failed: flashback, seed 1: {reason}\n"
     assert Path("out/flashback/seed-1/failure.txt").exists() == bug
@@ -274,7 +274,6 @@ class Mortal(LwFMC):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_processes_give_the_same_results() -> None:
     seen: dict[str, list[str]] = {}
@@ -293,7 +292,6 @@ def test_processes_give_the_same_results() -> None:
         assert (first.config, first.results) == (second.config, second.results)
 
 
-@pytest.mark.slow
 def test_a_process_that_dies_is_named(flashback: Command, tiny: list[str]) -> None:
     Path("mortal.py").write_text(DIES)
     options = ("--host-file", "mortal.py", "--seeds", 1, "--jobs", 2, "--out", "out", *tiny)

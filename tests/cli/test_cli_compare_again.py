@@ -59,7 +59,7 @@ def test_a_further_seed_of_other_settings_is_refused(
     monkeypatch.setattr(Trainer, "run", lambda self: pytest.fail("trained"))
     code, _, err = flashback("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny, "--set", "training.lr=0.5")
     assert code == 2
-    assert "out/host/seed-4 holds a run of another configuration (differs in training.lr)" in err
+    assert "out/host/seed-4 holds a finished run of another configuration (differs in training.lr)" in err
     assert compared()["seeds"] == [4]
 
 

@@ -9,11 +9,15 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from flashback import load_trained
 from flashback.benchmarks import BENCHMARKS
 from flashback.benchmarks.sources import fetch_files
 from flashback.errors import FlashbackError
+from flashback.records import read_record
+from flashback.reports import read_report
 from flashback.training.trainer import Trainer
 
 Command = Callable[..., tuple[int, str, str]]
@@ -88,3 +92,49 @@ def test_an_arm_that_cannot_be_is_left_out_with_a_line(flashback: Command, workp
     assert code == 0
     assert "1 of 1 runs done" in out
     assert [line for line in out.splitlines() if "flashback for finetune" in line]
+
+
+def test_data_of_ones_own_are_found_in_the_data_folder(
+    flashback: Command, bare: list[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [word.replace("[2,2,2]", "2") for word in bare]  # to count the classes, the file is looked at
+    assert flashback("run", "finetune", "--out", "out", *words)[0] == 0
+    (workplace / "elsewhere").mkdir()
+    monkeypatch.chdir(workplace / "elsewhere")
+    code, _, err = flashback("run", "../out/config.yaml", "--out", "again")
+    assert (code, err) == (
+        2,
+        "error: there is no file tiny.npz; check the path, or name the folder it is in (data, --data)\n",
+    )
+    assert flashback("run", "../out/config.yaml", "--out", "again", "--data", workplace)[0] == 0
+    assert flashback("run", "finetune", "--out", "anew", "--data", workplace, *words)[0] == 0
+    first, again, anew = (read_record(path) for path in ("../out", "again", "anew"))
+    assert first.results == again.results == anew.results
+    assert first.config == anew.config
+    assert flashback("show", "finetune", "--data", workplace, *words)[0] == 0
+    both = ["--seeds", "1", "--out", "both", "--set", "flashback.epochs=1"]
+    assert flashback("compare", "lwf-mc", *both, "--data", workplace, *words)[0] == 0
+    (workplace / "elsewhere" / "own.yaml").write_text(
+        "{hosts: [finetune], arms: [host], benchmarks: [tiny.npz], "
+        "settings: {benchmark.sizes: 2, training.epochs: 1, training.batch_size: 500}}"
+    )
+    assert flashback("sweep", "own.yaml", "--out", "many", "--data", workplace, "--dry-run")[0] == 0
+    assert flashback("sweep", "own.yaml", "--out", "many", "--data", workplace)[0] == 0
+
+
+def test_seeds_average_over_orders_of_classes(flashback: Command, tiny: list[str]) -> None:
+    order = ["--set", "benchmark.order=seed"]
+    assert flashback("compare", "lwf-mc", "--seeds", "2", "--out", "out", *tiny, *order)[0] == 0
+    orders = {
+        (arm, seed): read_record(Path("out", arm, f"seed-{seed}")).run["class_order"]
+        for arm in ("host", "flashback")
+        for seed in (0, 1)
+    }
+    for seed in (0, 1):
+        expected = np.random.RandomState(seed).permutation(6).tolist()
+        assert orders["host", seed] == orders["flashback", seed] == expected
+    assert orders["host", 0] != orders["host", 1]
+    (pairing,) = read_report("out").pairings
+    assert pairing.common_seeds == [0, 1]
+    assert flashback("resume", "out/host/seed-0")[0] == 2  # finished
+    assert load_trained("out/flashback/seed-1").benchmark.order == tuple(orders["host", 1])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,19 +11,21 @@ from flashback.nets.small import SmallCNN
 from flashback.training import Trainer, build_method
 from helpers import quick_config, small_settings, tiny_benchmark
 
-NET, STEM = "frozen-stem", "layers.0.weight"
+NET = "frozen-stem"
+STATISTICS = ("layers.1.running_mean", "layers.1.running_var", "layers.1.num_batches_tracked")
+STEM = ("layers.0.weight", "layers.1.weight", "layers.1.bias", *STATISTICS)
 
 
 @pytest.fixture(autouse=True)
-def frozen_stem() -> Iterator[None]:
+def frozen_stem() -> None:
     def made(shape: Shape) -> Backbone:
         backbone = SmallCNN(shape[0])
-        backbone.layers[0].requires_grad_(False)
+        backbone.layers[:2].requires_grad_(False)  # a convolution and its batch norm
+        with torch.no_grad():
+            backbone.layers[1].running_mean.fill_(0.5)
         return backbone
 
     NETS.register(NET)(made)
-    yield
-    del NETS._entries[NET]
 
 
 @pytest.mark.parametrize("name", list(HOSTS))
@@ -37,9 +37,10 @@ def test_frozen_layers_are_not_trained(name: str) -> None:
     before = {key: value.clone() for key, value in method.host.net.state_dict().items()}
     Trainer(method, benchmark).run()
     after = method.host.state_dict()
-    stem = before[f"backbone.{STEM}"]
-    stems = [value for key, value in after.items() if key.endswith(STEM)]
-    assert stems
-    assert all(torch.equal(value, stem) for value in stems)
-    others = [value for key, value in after.items() if key.endswith("layers.3.weight")]
-    assert all(not torch.equal(value, before["backbone.layers.3.weight"]) for value in others)
+    for name in STEM:
+        stems = [value for key, value in after.items() if key.endswith(name)]
+        assert stems
+        assert all(torch.equal(value, before[f"backbone.{name}"]) for value in stems), name
+    for name in ("layers.3.weight", "layers.4.running_mean"):
+        others = [value for key, value in after.items() if key.endswith(name)]
+        assert all(not torch.equal(value, before[f"backbone.{name}"]) for value in others), name

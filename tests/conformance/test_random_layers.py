@@ -34,8 +34,8 @@ class Dropping(Backbone):
 
 
 @pytest.fixture(autouse=True)
-def dropping_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NETS._entries, NET, Dropping)
+def dropping_net() -> None:
+    NETS.register(NET)(Dropping)
 
 
 def train(

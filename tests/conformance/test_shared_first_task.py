@@ -25,7 +25,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(name: str, flashback: bool, **changes: Any) -> RunConfig:
-    settings = {"training__momentum": 0.9, **small_settings(name), **changes}
+    never = {"checkpoint__minutes": 1e6}  # no time that passes decides what is saved
+    settings = {"training__momentum": 0.9, **never, **small_settings(name), **changes}
     return quick_config(name, flashback=flashback, **settings)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flashback.config import (
@@ -201,7 +201,6 @@ def run_configs() -> st.SearchStrategy[RunConfig]:
     )
 
 
-@settings(deadline=None)
 @given(run_configs())
 def test_a_configuration_survives_yaml(config: RunConfig) -> None:
     """config.yaml starts the same run again."""

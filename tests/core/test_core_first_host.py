@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,6 @@ import torch.nn.functional as F
 from flashback import Flashback, FlashbackError, train
 from flashback.hosts import HOSTS, Host
 from helpers import quick_host
-
-
-@pytest.fixture(autouse=True)
-def registry() -> Iterator[None]:
-    known = dict(HOSTS._entries)
-    yield
-    HOSTS._entries = known
 
 
 def host_with(losses: Any) -> Host:

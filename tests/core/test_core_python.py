@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 import flashback as fb
+from flashback.config import FlashbackConfig, TrainingConfig
+from flashback.hosts import HOSTS
 from flashback.records import RunFolder, read_record
 from flashback.reports import read_report
 from flashback.speed import read_bench
@@ -68,6 +71,50 @@ def test_a_mistyped_setting_of_flashback_is_named() -> None:
     host = fb.build_host(quick_config("lwf-mc"), tiny_benchmark(), "cpu")
     with pytest.raises(fb.FlashbackError, match=r"unknown setting of flashback 'alpah'; did you mean 'alpha'\?"):
         fb.Flashback(host, alpah=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"support": "everything"}, r"flashback\.support is one of host, all, memory, not 'everything'"),
+        ({"phase1_schedule": "hosts"}, r"flashback\.phase1_schedule is one of none, host, not 'hosts'"),
+        ({"alpha_schedule": "risin"}, r"flashback\.alpha_schedule is one of constant, rising, falling, not 'risin'"),
+        ({"alpha": "x"}, r"flashback\.alpha is a number, not 'x'"),
+        ({"alpha": True}, r"flashback\.alpha is a number, not True"),
+        ({"alpha": float("nan")}, r"flashback\.alpha is a finite number, not nan"),
+        ({"epochs": 1.5}, r"flashback\.epochs is a whole number, not 1\.5"),
+        ({"second_epochs": "2"}, r"flashback\.second_epochs is a whole number, not '2'"),
+        ({"settings": {"alpha": 1}}, r"settings of flashback go by name, as alpha=0\.1, not \{'alpha': 1\}"),
+        ({"settings": FlashbackConfig(support="everything")}, r"flashback\.support is one of"),  # type: ignore[arg-type]
+    ],
+)
+def test_nonsense_for_flashback_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(fb.FlashbackError, match=f"^{said}") as caught:
+        fb.Flashback(quick_host("lwf-mc"), **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_for_flashback_are_taken_as_a_configuration_takes_them() -> None:
+    settings = fb.Flashback(quick_host("lwf-mc"), alpha=1, epochs=1, alpha_schedule="rising").settings
+    assert (type(settings.alpha), settings.epochs, settings.alpha_schedule) == (float, 1, "rising")
+    given = FlashbackConfig(epochs=1, alpha=0.25)
+    assert fb.Flashback(quick_host("lwf-mc"), given, start=0.5).settings == replace(given, enabled=True, start=0.5)
+
+
+@pytest.mark.parametrize("host", ["oewc", "xder"])
+def test_a_name_that_host_and_training_have_is_not_guessed(host: str) -> None:
+    with pytest.raises(fb.FlashbackError, match=r"'gamma' may be training\.gamma or host\.gamma; .*\{.training\.gamma"):
+        fb.build_host(host, tiny_benchmark(), "cpu", gamma=0.77)
+    config = fb.configure(host, "tiny", settings={"training.gamma": 0.77, "training.epochs": 2})
+    built = fb.build_host(config, tiny_benchmark(), "cpu")
+    assert built.config.training.gamma == 0.77
+    assert built.settings.gamma != 0.77
+
+
+def test_which_names_are_not_plain() -> None:
+    training = {field.name for field in fields(TrainingConfig)}
+    shared = {(name, key.name) for name in HOSTS for key in fields(HOSTS[name].Settings) if key.name in training}
+    assert shared == {("oewc", "gamma"), ("xder", "gamma")}
 
 
 def test_a_run_needs_a_configuration() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flashback.batches import NOT_STORED, Stream
@@ -46,7 +46,6 @@ def test_cosine_from_the_base_rate_towards_zero() -> None:
     assert rates[0] == 0.2
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["none", "step", "cosine"]),
     st.integers(1, 200),

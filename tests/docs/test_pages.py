@@ -87,15 +87,11 @@ def test_all_recipes_are_listed() -> None:
 def test_all_benchmarks_are_listed() -> None:
     text = text_of("benchmarks.md")
     listed = [row for row in rows(text) if row[0] in BENCHMARKS]
-    assert listed == [[str(cell) for cell in row.values()] for row in sorted(describe_benchmarks(), key=position)]
+    assert sorted(listed) == sorted([str(cell) for cell in row.values()] for row in describe_benchmarks())
     for dataset in {BENCHMARKS[name].dataset for name in BENCHMARKS}:
         for file in dataset.files:
             assert f"`{Path(file).name if Path(file).is_absolute() else file}`" in text
         assert dataset.url is None or dataset.url in text
-
-
-def position(row: dict[str, Any]) -> int:
-    return list(BENCHMARKS._entries).index(row["name"])
 
 
 def test_the_rule_for_imagenet_100() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from flashback.config import CheckpointConfig, RunConfig
-from flashback.hosts import HOSTS
+from flashback.hosts import HOSTS, Step
+from flashback.hosts.lwf_mc import LwFMC
 from flashback.training import Checkpoints, Interrupted, Trainer, build_method
 from flashback.training.fast import CapturedStep
 from flashback.training.surroundings import prepare_device
@@ -74,6 +75,21 @@ def test_captured_run_equals_the_eager_run(name: str) -> None:
     assert captured[0] == eager[0]
     for key, tensor in eager[1].items():
         assert torch.equal(captured[1][key], tensor), key
+
+
+def test_a_hook_before_the_update_is_captured_too() -> None:
+    class Clipping(LwFMC):
+        def before_update(self, step: Step) -> None:
+            torch.nn.utils.clip_grad_norm_(self.trained_parameters(), 0.05)
+
+    HOSTS.register("clipping")(Clipping)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        captured = train(config_of("clipping", compile=False))
+    eager = train(config_of("clipping", compile=False, capture=False))
+    bare = train(config_of("lwf-mc", compile=False))
+    assert all(torch.equal(captured[1][key], tensor) for key, tensor in eager[1].items())
+    assert any(not torch.equal(captured[1][key], tensor) for key, tensor in bare[1].items())
 
 
 @pytest.mark.parametrize("name", FAMILIES)

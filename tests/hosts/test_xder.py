@@ -73,7 +73,7 @@ def slow_attenuated(rows: list[list[float]], truths: list[float], gamma: float) 
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5), st.floats(0.1, 1.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_attenuation_row_by_row(seed: int, width: int, gamma: float) -> None:
     logits, truth = 3 * noise(30, width, seed=seed), 2 * noise(30, 1, seed=seed + 1)
     result = attenuated(logits, truth, gamma)
@@ -177,7 +177,7 @@ def test_strong_views_are_of_the_first_new_and_of_stored_images() -> None:
 
 
 @given(st.integers(0, 1000), st.integers(1, 4), st.sampled_from([0.5, 5.0]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_contrastive_loss_by_two_loops(seed: int, width: int, temperature: float) -> None:
     samples = 6
     vectors = noise(2 * samples, width, seed=seed)
@@ -280,7 +280,7 @@ def test_the_memory_stays_full_with_unequal_tasks(capacity: int) -> None:
         host.end()
         counts = Counter(host.memory.labels[: host.memory.filled].tolist())
         assert sum(counts.values()) == capacity
-        assert all(counts[c] == capacity // len(task.seen) for c in task.before)
+        assert all(counts[c] == capacity // task.seen.stop for c in task.before)
         assert max(counts[c] for c in task.classes) - min(counts[c] for c in task.classes) <= 1
 
 

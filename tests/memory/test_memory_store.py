@@ -49,7 +49,7 @@ def sequential_reservoir(capacity: int, uniforms: list[float]) -> dict[int, int]
     return content
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 7), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 10_000))
 def test_reservoir_equals_the_sequential_rule(capacity: int, batches: list[int], seed: int) -> None:
     memory, random, start = Memory(capacity, SHAPE, FIELDS), generator(seed), 0
@@ -134,7 +134,7 @@ def test_reservoir_slots_never_exceed_the_trash_row() -> None:
     assert reservoir_slots(torch.tensor(9), 3, torch.zeros(2, dtype=torch.float64)).tolist() == [0, 0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=20))
 def test_first_of_each(slots: list[int]) -> None:
     expected = [slot not in slots[:k] for k, slot in enumerate(slots)]
@@ -181,7 +181,7 @@ def test_write_fills_the_next_slots() -> None:
     assert memory.labels.tolist() == [6, 5, 0, 0, 0]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.data())
 def test_draws_are_distinct_and_filled(filled: int, data: st.DataObject) -> None:
     memory = filled_memory(12, filled)

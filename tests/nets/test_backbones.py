@@ -1,15 +1,19 @@
 """Backbones against published parameter counts and obvious references."""
 
 import copy
+import math
+import re
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from flashback import train
 from flashback.errors import FlashbackError
-from flashback.nets import NETS, LinearHead, Net, Output, build_backbone, net_for
+from flashback.nets import NETS, Backbone, LinearHead, Net, Output, build_backbone, net_for
 from flashback.nets.resnet import BasicBlock, ZeroPadding
+from helpers import quick_host
 
 SMALL = (3, 32, 32)
 
@@ -164,3 +168,123 @@ def test_unknown_names_get_a_suggestion():
 def test_the_net_of_a_host_that_names_none(side: int, name: str) -> None:
     assert net_for((3, side, side + 8)) == name == net_for((3, side + 8, side))
     assert name in NETS
+
+
+# ---------------------------------------------------------------- networks of one's own
+
+
+class Own(Backbone):
+    width = 4
+
+    def __init__(self, image_shape):
+        super().__init__()
+        self.layer = nn.Conv2d(image_shape[0], 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(self.layer(x)).mean((2, 3))
+
+
+class NoConstructor(Backbone):
+    width = 4
+
+
+class WithoutShape(Own):
+    def __init__(self):
+        super().__init__((1, 8, 8))
+
+
+class WithMore(Own):
+    def __init__(self, image_shape, depth):
+        super().__init__(image_shape)
+
+
+class Maps(Own):
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Pair(Own):
+    def forward(self, x):
+        return x, x
+
+
+class NoWidth(Own):
+    width = None
+
+
+class Narrow(Own):
+    width = 3
+
+
+ALONE = "is made from the shape of an image alone; let it take image_shape and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("maker", "said"),
+    [
+        (lambda shape: nn.Linear(2, 3), "is a Linear; let its class inherit from flashback.Backbone"),
+        (lambda shape: None, "is a NoneType; let its class inherit from flashback.Backbone"),
+        (NoWidth, "has the width None; let `width` be the number of its features, 1 or more"),
+        (type("Zero", (Own,), {"width": 0}), "has the width 0; let `width` be"),
+        (type("Yes", (Own,), {"width": True}), "has the width True; let `width` be"),
+        (Maps, "gives [2, 4, 6, 6] for two images, not their features, [2, 4]"),
+        (Narrow, "gives [2, 4] for two images, not their features, [2, 3]"),
+        (Pair, "gives tuple for two images, not their features, [2, 4]"),
+        (NoConstructor, ALONE),
+        (WithoutShape, ALONE),
+        (WithMore, ALONE),
+        (lambda: None, ALONE),
+    ],
+)
+def test_what_is_no_backbone_is_refused(maker, said):
+    NETS.register("own")(maker)
+    with pytest.raises(FlashbackError, match=f"^the net 'own' {re.escape(said)}") as caught:
+        build_backbone("own", (1, 8, 8))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_inside_a_maker_is_shown_as_it_is():
+    def maker(image_shape):
+        return nn.Conv2d("three", 4, 3)
+
+    NETS.register("own")(maker)
+    with pytest.raises(TypeError, match=r"^(?!the net)"):
+        build_backbone("own", (1, 8, 8))
+
+
+@pytest.mark.parametrize(("size", "side"), [(None, 12), (8, 8)])
+def test_a_maker_is_told_the_shape_that_its_network_will_see(size, side):
+    class Fixed(Backbone):
+        width = 2
+
+        def __init__(self, image_shape):
+            super().__init__()
+            self.layer = nn.Linear(math.prod(image_shape), 2)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1))
+
+    NETS.register("own")(Fixed)
+    host = quick_host("finetune", host__net="own", training__image_size=size)
+    assert host.net.backbone.layer.in_features == side * side
+    train(host)
+
+
+def test_the_look_at_two_images_leaves_nothing_behind():
+    class Noisy(Own):
+        def forward(self, x):
+            return super().forward(x) + torch.rand(4)
+
+    NETS.register("own")(Noisy)
+    torch.manual_seed(3)
+    fresh = Noisy((1, 8, 8))
+    after = torch.rand(5)
+    torch.manual_seed(3)
+    built = build_backbone("own", (1, 8, 8))
+    assert torch.equal(torch.rand(5), after)
+    assert built.training
+    assert all(
+        torch.equal(one, two) for one, two in zip(built.state_dict().values(), fresh.state_dict().values(), strict=True)
+    )
+    assert all(parameter.grad is None for parameter in built.parameters())

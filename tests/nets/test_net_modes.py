@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from flashback.nets import Frozen, LinearHead, Net, build_backbone, evaluating, untracked_batchnorm
+from flashback.nets import (
+    NETS,
+    Backbone,
+    Frozen,
+    LinearHead,
+    Net,
+    build_backbone,
+    evaluating,
+    together,
+    untracked_batchnorm,
+)
+from flashback.nets.small import SmallCNN
 
 
 @pytest.fixture
@@ -118,3 +129,87 @@ def test_frozen_state_dict_round_trip(net, x):
     other.load_state_dict(frozen.state_dict())
     assert torch.equal(other(x).logits, frozen(x).logits)
     assert set(frozen.module.state_dict()) == set(net.state_dict())
+
+
+# ---------------------------------------------------------------- frozen norm layers
+
+
+class Normed(Backbone):
+    """Two blocks of a convolution, a norm layer and one without parameters."""
+
+    width = 3
+
+    def __init__(self, frozen):
+        super().__init__()
+        self.blocks = nn.Sequential(*(self.block(channels) for channels in (1, 3)))
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not name.startswith(tuple(frozen)))
+
+    def block(self, channels):
+        return nn.Sequential(
+            nn.Conv2d(channels, 3, 1), nn.BatchNorm2d(3), nn.InstanceNorm2d(3, track_running_stats=True)
+        )
+
+    def forward(self, x):
+        return self.blocks(x).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "still"),
+    [
+        ([], set()),
+        (["blocks.0.0"], set()),  # a convolution alone
+        (["blocks.0.1.weight"], set()),  # a norm layer in part
+        (["blocks.0.1"], {"blocks.0.1"}),  # the layer without parameters has a convolution beside it that is trained
+        (["blocks.0"], {"blocks.0.1", "blocks.0.2"}),
+        (["blocks"], {"blocks.0.1", "blocks.0.2", "blocks.1.1", "blocks.1.2"}),
+    ],
+)
+def test_the_statistics_of_frozen_norm_layers_stand_still(frozen, still):
+    NETS.register("normed")(lambda shape: Normed(frozen))
+    net = Net(build_backbone("normed", (1, 6, 6)), LinearHead(3, 2))
+    copied = copy.deepcopy(net)
+    copied.backbone.let_train(False).let_train()
+    with evaluating(copied), evaluating(copied.backbone):
+        pass
+    for one in (net, copied, copied.eval().train()):
+        before = state(one)
+        for _ in range(2):
+            one(torch.randn(8, 1, 6, 6) * 3 + 1)
+        moved = {name.rpartition(".")[0] for name, value in state(one).items() if not torch.equal(value, before[name])}
+        everything = {f"backbone.blocks.{block}.{layer}" for block in (0, 1) for layer in (1, 2)}
+        assert moved == everything - {f"backbone.{name}" for name in still}
+
+
+def test_a_backbone_without_parameters_has_nothing_frozen():
+    class Bare(Backbone):
+        width = 1
+
+        def __init__(self, image_shape):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(1, affine=False)
+
+        def forward(self, x):
+            return self.norm(x).mean((2, 3))
+
+    NETS.register("bare")(Bare)
+    assert build_backbone("bare", (1, 6, 6)).norm.training
+
+
+def test_frozen_norm_layers_answer_each_part_of_a_batch_alike():
+    def made(shape):
+        backbone = SmallCNN(shape[0])
+        backbone.layers[:2].requires_grad_(False)
+        return backbone
+
+    NETS.register("frozen")(made)
+    net = Net(build_backbone("frozen", (1, 8, 8)), LinearHead(64, 3)).train()
+    other = copy.deepcopy(net)
+    x, y = torch.randn(6, 1, 8, 8), torch.randn(4, 1, 8, 8)
+    joined = together(net, [x], [y])
+    alone = other(x)
+    with untracked_batchnorm(other):
+        untracked = other(y)
+    assert torch.allclose(joined[0].logits, alone.logits, atol=1e-5)
+    assert torch.allclose(joined[1].logits, untracked.logits, atol=1e-5)
+    assert all(torch.allclose(one, two) for one, two in zip(net.buffers(), other.buffers(), strict=True))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import storm
-from reliability_runs import answer, go_on, icarl, linger, stoppable
+from reliability_runs import NEVER, answer, go_on, icarl, linger, stoppable
 
 import flashback
 from flashback import FlashbackError
@@ -25,10 +25,11 @@ from flashback.studies.processes import STOPPED, run_in_processes
 from flashback.training import Checkpoints, Interrupted
 from flashback.training.step import TrainingStep
 
-STEP = 7  # in phase 1 of the second task: its third step
+STEP = 7  # in phase 1 of the second task
+LIMIT = 300.0  # seconds that a process of a test lives at most
 
 SLOW_HOST = """
-import time
+import signal, time
 from flashback.hosts.base import HOSTS
 from flashback.hosts.finetune import Finetune
 
@@ -36,6 +37,9 @@ from flashback.hosts.finetune import Finetune
 class Slow(Finetune):
     def forward(self, batch):
         print("in a step", flush=True)
+        while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+            time.sleep(0.01)
+        print("asked to stop, and still in it", flush=True)
         time.sleep(600)
         return super().forward(batch)
 """
@@ -53,7 +57,7 @@ def during(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             steps += 1
             if steps == STEP:
                 for number in numbers:
-                    os.kill(os.getpid(), number)
+                    signal.raise_signal(number)
             descend(step, *inputs)
             ended.append(steps)
 
@@ -92,7 +96,7 @@ def test_a_second_signal_quits_at_once(dataset: Path, tmp_path: Path, during: An
     ended: list[int] = []
     during(first, signal.SIGINT, ended=ended)
     with unchanged_handlers(), pytest.raises(KeyboardInterrupt):
-        flashback.run(storm.short_run("icarl", dataset), out=tmp_path / "run", device="cpu")
+        flashback.run(icarl(dataset, NEVER), out=tmp_path / "run", device="cpu")
     assert ended == list(range(1, STEP)), "the step is not finished"
     assert not (tmp_path / "run" / "checkpoint").exists()
 
@@ -114,35 +118,47 @@ def test_a_run_in_a_thread_needs_no_signals(dataset: Path, tmp_path: Path) -> No
     config = storm.short_run("finetune", dataset)
     thread = threading.Thread(target=flashback.run, args=[config], kwargs={"out": tmp_path / "run", "device": "cpu"})
     thread.start()
-    thread.join()
+    thread.join(LIMIT)
     assert (tmp_path / "run" / "results.json").exists()
 
 
 # ---------------------------------------------------------------- whole processes
 
 
-def command(*arguments: object) -> subprocess.Popen[str]:
-    source = f"{Path(flashback.__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    return subprocess.Popen(
-        [sys.executable, "-m", "flashback.cli", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whatever the tests were started under
-    )
+SOURCE = f"{Path(flashback.__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def python(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that outlives neither the test nor the limit; whoever waits for its words then finds their end."""
+    command = [sys.executable, *map(str, arguments)]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=ENVIRONMENT, **pipes) as process:
+        limit = threading.Timer(LIMIT, process.kill)
+        limit.start()
+        try:
+            yield process
+        finally:
+            limit.cancel()
+            process.kill()
+
+
+def next_word(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()
 
 
 def test_sigterm_to_the_command(dataset: Path, tmp_path: Path) -> None:
     settings = ("benchmark.sizes=[2,3,2]", "training.epochs=100000", "training.batch_size=8", "training.lr=0.01")
     options = [word for setting in settings for word in ("--set", setting)]
-    process = command("run", "finetune", "--benchmark", dataset, "--out", tmp_path / "run", *options)
     log = tmp_path / "run" / "log.jsonl"
-    while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 3):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (130, ""), err
+    with python("-m", "flashback.cli", "run", "finetune", "--benchmark", dataset, "--out", log.parent, *options) as run:
+        while run.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 3):
+            time.sleep(0.05)
+        run.send_signal(signal.SIGTERM)
+        out, err = run.communicate()
+    assert (run.returncode, out) == (130, ""), err
     assert err.splitlines()[1:] == ["interrupted; the same command goes on where it stopped"], "after the recipe's line"
     state = Checkpoints(tmp_path / "run" / "checkpoint", CheckpointConfig()).load()
     assert state is not None
@@ -153,14 +169,12 @@ def test_a_second_signal_to_the_command(dataset: Path, tmp_path: Path) -> None:
     """Of the other kind, in the middle of a step that takes ten minutes."""
     (tmp_path / "slow.py").write_text(SLOW_HOST)
     options = ["--benchmark", dataset, "--set", "benchmark.sizes=[2,3,2]", "--host-file", tmp_path / "slow.py"]
-    process = command("run", "slow", *options, "--out", tmp_path / "run")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "in a step\n"
-    process.send_signal(signal.SIGINT)
-    time.sleep(1)
-    assert process.poll() is None, "it waits for its step to end"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == -signal.SIGTERM
+    with python("-m", "flashback.cli", "run", "slow", *options, "--out", tmp_path / "run") as run:
+        assert next_word(run) == "in a step"
+        run.send_signal(signal.SIGINT)
+        assert next_word(run) == "asked to stop, and still in it"
+        run.send_signal(signal.SIGTERM)
+        assert run.wait() == -signal.SIGTERM
 
 
 def test_sigterm_to_the_parent_of_several_runs() -> None:
@@ -208,24 +222,17 @@ def test_one_process_that_is_stopped_leaves_the_others_alone() -> None:
 
 
 SCRIPT = """
+from pathlib import Path
 from flashback.studies.comparison import compare
-compare("lwf-mc", seeds=[0, 1], jobs=2, out="out", settings={"training.epochs": 2, "flashback.epochs": 1})
+out = Path(__file__).parent / "out"
+compare("lwf-mc", seeds=[0, 1], jobs=2, out=out, settings={"training.epochs": 2, "flashback.epochs": 1})
 """
 
 
 def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    source = f"{Path(flashback.__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert 'put the call under: if __name__ == "__main__":' in done.stderr
+    with python(tmp_path / "script.py") as script:
+        assert 'put the call under: if __name__ == "__main__":' in script.communicate()[1]
 
 
 # ---------------------------------------------------------------- locks
@@ -243,13 +250,11 @@ def test_two_processes_in_one_folder(dataset: Path, tmp_path: Path) -> None:
     """The second is refused before it has written anything; when the first has died, its lock is free."""
     folder = tmp_path / "run"
     folder.mkdir()
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder / ".lock")], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
+    with python("-c", HOLD, folder / ".lock") as other:
+        assert next_word(other) == "held"
         with pytest.raises(FlashbackError) as caught:
             flashback.run(icarl(dataset), out=folder, device="cpu")
         assert str(caught.value) == f"another process is training in {folder}; wait for it or stop it"
         assert [path.name for path in folder.iterdir()] == [".lock"]
-        other.kill()
     flashback.run(icarl(dataset), out=folder, device="cpu")
     assert (folder / "results.json").exists()

@@ -21,7 +21,7 @@ def test_a_report_is_written_beside_the_runs(tmp_path: Path, capsys: pytest.Capt
     assert call("report", tmp_path) == 0
     said = capsys.readouterr()
     assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "icarl on split-cifar100: Average accuracy, class-incremental, equal budget:" in said.out
+    assert said.out.startswith("4 finished runs on split-cifar100: 1 comparison.\nicarl: Average accuracy, class-incr")
     assert "left out: half: not finished" in said.err
 
 
@@ -57,18 +57,28 @@ def test_of_many_comparisons_the_terminal_says_how_they_came_out(
 ) -> None:
     for k, gain in enumerate([9.0, 9.0, 9.0, -9.0, -9.0, 0.0]):
         write_comparison(tmp_path / f"many{k}", seeds=6, gain=gain, training__lr=1.0 + k)
-    for k in range(3):
+    for k in range(4):
         write_comparison(tmp_path / f"one{k}", seeds=1, training__lr=10.0 + k)
     matrices = {setting: made_matrix(4) for setting in SETTINGS}
-    write_run(tmp_path / "alone", made_config("finetune"), matrices)
+    for host in ("finetune", "joint"):
+        write_run(tmp_path / host, made_config(host), matrices)
+    alone = "2 single arms, with nothing to compare: finetune, joint."
     assert call("report", tmp_path) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 10 + 1
-    write_run(tmp_path / "another", made_config("joint"), matrices)
+    first, *sentences, last, _ = capsys.readouterr().out.splitlines()
+    assert (first, len(sentences), last) == (
+        "82 finished runs on split-cifar100: 10 comparisons, 2 single arms.",
+        10,
+        alone,
+    )
+    assert first.removesuffix(".") in (tmp_path / "report.html").read_text(encoding="utf-8")
+    write_comparison(tmp_path / "more", seeds=1, training__lr=20.0)
     assert call("report", tmp_path) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "11 comparisons by average accuracy, class-incremental: 3 significantly better with flashback, "
-        "2 significantly worse with flashback, 1 without a significant difference, 3 that allow no test, "
-        "2 with one arm alone. The report has the answers.",
+        "84 finished runs on split-cifar100: 11 comparisons, 2 single arms.",
+        "By average accuracy, class-incremental: 3 significantly better with flashback, "
+        "2 significantly worse with flashback, 1 without a significant difference, 5 that allow no test. "
+        "The report has the answers.",
+        alone,
         f"Report: {tmp_path / 'report.html'}",
     ]
 
@@ -84,9 +94,10 @@ def test_several_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         matrices = {setting: made_matrix(3) for setting in SETTINGS}
         write_run(tmp_path / name / "run", made_config(name), matrices)
     assert call("report", tmp_path / "icarl", tmp_path / "lucir", "--out", tmp_path / "both.html") == 0
-    said = capsys.readouterr().out
-    assert "icarl on split-cifar100" in said
-    assert "lucir on split-cifar100" in said
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "2 finished runs on split-cifar100: 2 single arms.",
+        "2 single arms, with nothing to compare: icarl, lucir.",
+    ]
 
 
 @pytest.mark.parametrize(

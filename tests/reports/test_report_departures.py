@@ -157,7 +157,7 @@ def test_a_comparison_is_named_by_what_departs_from_its_recipe(
 ) -> None:
     write_comparison(tmp_path, seeds=1, **changes)
     (pairing,) = read_report([tmp_path]).pairings
-    assert pairing.name == f"icarl on split-cifar100{words}"
+    assert pairing.name == f"icarl{words}"
     assert f">recipe controlled{', changed' if words else ''}</span>" in html_page(read_report([tmp_path]))
 
 
@@ -173,14 +173,14 @@ def test_names_that_would_be_the_same_say_more(tmp_path: Path) -> None:
 def test_runs_computed_otherwise_are_told_apart(tmp_path: Path) -> None:
     for precision in ("bf16", "fp32"):
         write_comparison(tmp_path / precision, seeds=1, training__precision=precision)
-    assert names_of(tmp_path) == [f"icarl on split-cifar100 (training.precision {p})" for p in ("bf16", "fp32")]
+    assert names_of(tmp_path) == [f"icarl (training.precision {p})" for p in ("bf16", "fp32")]
 
 
 def test_without_a_recipe_names_tell_what_differs_in_few_words(tmp_path: Path) -> None:
     for k, lr in enumerate((0.1, 0.2)):
         changes: dict[str, Any] = {"training__lr": lr, "training__batch_size": 8 * (k + 1), "recipe": "defaults"}
         write_comparison(tmp_path / str(k), "an-own-host", seeds=1, **changes)
-    assert names_of(tmp_path) == [f"an-own-host on split-cifar100 (training.batch_size {size})" for size in (16, 8)]
+    assert names_of(tmp_path) == [f"an-own-host (training.batch_size {size})" for size in (16, 8)]
     page = html_page(read_report([tmp_path]))
     assert page.count(">no recipe</span>") == 2
     assert "recipe defaults" not in page
@@ -188,7 +188,7 @@ def test_without_a_recipe_names_tell_what_differs_in_few_words(tmp_path: Path) -
 
 def test_runs_with_the_defaults_are_held_against_the_recipe_there_is(tmp_path: Path) -> None:
     write_comparison(tmp_path, seeds=1, recipe="defaults", training__epochs=20)
-    assert names_of(tmp_path) == ["icarl on split-cifar100 (20 epochs)"]
+    assert names_of(tmp_path) == ["icarl (20 epochs)"]
     assert ">no recipe</span>" in html_page(read_report([tmp_path]))
 
 
@@ -205,7 +205,7 @@ def test_recipes_are_told_apart(tmp_path: Path) -> None:
     for recipe in ("controlled", "anchor"):
         config = to_dict(configure("lwf-mc", "split-cifar100", recipe=recipe))
         write_run(tmp_path / recipe, config, {setting: made_matrix(3) for setting in SETTINGS})
-    assert names_of(tmp_path) == ["lwf-mc on split-cifar100", "lwf-mc on split-cifar100 (recipe anchor)"]
+    assert names_of(tmp_path) == ["lwf-mc", "lwf-mc (recipe anchor)"]
 
 
 def test_a_setting_that_leaves_the_choice_to_the_package_leaves_no_hole_in_a_name() -> None:

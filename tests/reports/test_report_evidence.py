@@ -112,7 +112,7 @@ def test_seeds_that_one_arm_lacks_are_named(tmp_path: Path) -> None:
         keep=lambda job: of_host("oewc")(job) and (job.seed == 123 or job.arm != FLASHBACK),
     )
     own = section(page_of(tmp_path), "Does flashback help at equal cost?")
-    assert "- oewc: Seeds that only one arm has (host: 246, 369) count for its mean" in own.split("### Remarks")[1]
+    assert "- oewc: Seeds that only one arm has (host: seeds 246, 369) count for" in own.split("### Remarks")[1]
 
 
 def test_one_arm_alone_gives_no_difference(tmp_path: Path) -> None:
@@ -775,7 +775,7 @@ def test_seeds_without_a_ratio_are_not_counted(tmp_path: Path) -> None:
     own = section(page, "Does flashback help at equal cost?")
     assert row(own, "icarl", "AA", "Table 1")[3] == "3"
     assert row(own, "icarl", "SPR", "Table 10")[3] == "2 and 3"
-    assert "- icarl: SPR, class-incremental, has no value at some seeds (host: 123)" in own.split("### Remarks")[1]
+    assert "- icarl: SPR, class-incremental, has no value at some seeds (host: seed 123)" in own.split("### Remarks")[1]
 
 
 def test_a_tuned_run_is_paired_with_hosts_computed_alike(tmp_path: Path) -> None:
@@ -789,7 +789,7 @@ def test_a_tuned_run_is_paired_with_hosts_computed_alike(tmp_path: Path) -> None
     page = page_of(tmp_path)
     own = section(page, "With the weight tuned")
     assert row(own, "icarl", "AA")[3] == "3 and 2"
-    assert "- icarl: Seeds that only one arm has (host: 123) count for its mean" in own
+    assert "- icarl: Seeds that only one arm has (host: seed 123) count for its mean" in own
     assert section(page, "Left out").count("computed in fp32") == 1
 
 

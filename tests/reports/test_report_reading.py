@@ -170,7 +170,7 @@ def test_folders_that_never_were_runs_are_passed_over(tmp_path: Path) -> None:
 JUNK = st.sampled_from([None, -1, True, 1e300, "x", [], {}, [[]], {"a": 1}, [None], float("inf"), 10**400])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_junk_in_a_record_is_fatal(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Somewhere in a record stands something else: the run is read or left out, and the page is still made."""

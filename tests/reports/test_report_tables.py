@@ -49,7 +49,7 @@ def test_csv_has_one_line_per_method_setting_and_metric(tmp_path: Path) -> None:
 def test_csv_holds_no_formulas(tmp_path: Path) -> None:
     write_run(tmp_path / "run", made_config("=1+1", "@x"), {setting: made_matrix(3) for setting in SETTINGS})
     row = next(csv.DictReader(io.StringIO(csv_table(read_report([tmp_path])))))
-    assert (row["host"], row["benchmark"], row["method"]) == ("'=1+1", "'@x", "'=1+1 on @x")
+    assert (row["host"], row["benchmark"], row["method"]) == ("'=1+1", "'@x", "'=1+1")
 
 
 def test_csv_of_runs_has_one_line_per_run_setting_classifier_and_metric(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_csv_of_runs_has_one_line_per_run_setting_classifier_and_metric(tmp_path
     path.write_text(json.dumps(results))
     rows = list(csv.DictReader(io.StringIO(csv_of_runs(read_report([tmp_path])))))
     assert list(rows[0]) == [
-        "folder", "host", "benchmark", "recipe", "arm", "seed", "setting", "classifier", "metric", "value"
+        "method", "folder", "host", "benchmark", "recipe", "arm", "seed", "setting", "classifier", "metric", "value"
     ]  # fmt: skip
     keys = [tuple(list(row.values())[:-1]) for row in rows]
     assert len(set(keys)) == len(keys)
@@ -79,6 +79,32 @@ def test_csv_of_runs_has_one_line_per_run_setting_classifier_and_metric(tmp_path
     }
 
 
+def test_csv_of_runs_tells_methods_apart_as_the_other_table_does(tmp_path: Path) -> None:
+    """A grid of a setting, and one of flashback's own, whose methods share the runs of the host."""
+    write_comparison(tmp_path / "small", seeds=2, host__memory_size=500)
+    write_comparison(tmp_path / "large", seeds=2, host__memory_size=900)
+    stronger = made_config(flashback__enabled=True, host__memory_size=900, flashback__alpha=0.7)
+    matrices = {setting: made_matrix(4, seed=9) for setting in SETTINGS}
+    write_run(tmp_path / "stronger", stronger, matrices)
+    report = read_report([tmp_path])
+    rows = list(csv.DictReader(io.StringIO(csv_of_runs(report))))
+    table = list(csv.DictReader(io.StringIO(csv_table(report))))
+    assert {row["method"] for row in rows} == {row["method"] for row in table} == {p.name for p in report.pairings}
+    assert len(report.pairings) == 3
+    for row in table:  # what the example of the docs does: a mean for each method and arm
+        for arm in ("host", "flashback"):
+            own = [
+                float(run["value"])
+                for run in rows
+                if (run["method"], run["arm"]) == (row["method"], arm)
+                and (run["setting"], run["metric"]) == (row["setting"], row["metric"])
+                and run["value"]
+            ]
+            assert str(len(own)) == row[f"{arm}_seeds"]
+            if own:
+                assert sum(own) / len(own) == pytest.approx(float(row[f"{arm}_mean"]))
+
+
 def test_markdown_has_answers_and_a_table_per_setting(tmp_path: Path) -> None:
     write_comparison(tmp_path, seeds=3)
     text = markdown_tables(read_report([tmp_path]))
@@ -87,7 +113,7 @@ def test_markdown_has_answers_and_a_table_per_setting(tmp_path: Path) -> None:
     assert "## Task-incremental" in text
     assert "3 pairs (one per seed)" in text
     section = text.split("## Task-incremental")[1]
-    line = next(line for line in section.splitlines() if line.startswith("| icarl on split-cifar100 | host |"))
+    line = next(line for line in section.splitlines() if line.startswith("| icarl | host |"))
     assert line.split("|")[3].strip().startswith(f"{sum(host) / 3:.2f} ± ")
     assert "## The paper" in text
     assert "printed +0.45" in text
@@ -95,16 +121,27 @@ def test_markdown_has_answers_and_a_table_per_setting(tmp_path: Path) -> None:
     assert {line.count("|") for line in tables[:5]} == {11}
 
 
+def test_tables_say_once_on_what_they_are_and_which_arms_stand_alone(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "icarl", benchmark="somewhere/my_own.npz", seeds=1)
+    matrices = {setting: made_matrix(4) for setting in SETTINGS}
+    write_run(tmp_path / "alone", made_config("lucir", "somewhere/my_own.npz"), matrices)
+    report = read_report([tmp_path])
+    lines = markdown_tables(report).splitlines()
+    assert r"3 finished runs on my\_own: 1 comparison, 1 single arm." in lines
+    assert lines.count("- 1 single arm, with nothing to compare: lucir.") == 2
+    assert latex_tables(report).count(r"results on my\_own in percent") == 2
+
+
 def test_seeds_of_one_arm_alone_are_named_under_every_table(tmp_path: Path) -> None:
     write_comparison(tmp_path, seeds=2)
     before = read_report([tmp_path])
     write_run(tmp_path / "more", made_config(seed=7), {setting: made_matrix(4) for setting in SETTINGS})
     after = read_report([tmp_path])
-    said = "Seeds that only one arm has (host: 7) count for its mean, not for the difference and its test."
+    said = "Seeds that only one arm has (host: seed 7) count for its mean, not for the difference and its test."
     for write in (markdown_tables, latex_tables, html_page):
         assert "only one arm has" not in write(before)
         assert said in write(after)
-    assert f"- icarl on split-cifar100: {said}" in markdown_tables(after).splitlines()
+    assert f"- icarl: {said}" in markdown_tables(after).splitlines()
 
 
 def test_markdown_tables_are_put_together_in_one_place() -> None:
@@ -122,7 +159,7 @@ def test_latex_is_booktabs_with_both_arms_and_their_difference(tmp_path: Path) -
     for rule in (r"\toprule", r"\midrule", r"\bottomrule"):
         assert text.count(rule) == 2
     host = [average(tmp_path, "host", seed, SETTINGS[0]) for seed in range(3)]
-    line = next(line for line in text.splitlines() if line.strip().startswith("icarl on split-cifar100 & host"))
+    line = next(line for line in text.splitlines() if line.strip().startswith("icarl & host"))
     assert f"{sum(host) / 3:.2f} $\\pm$ " in line
     assert line.endswith(r"\\")
     assert line.count("&") == 9

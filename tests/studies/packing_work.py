@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 
-def sleep_through_epochs(epochs: int, observer: Any) -> None:
-    """A run on a device that never gets slower: epochs of 20 ms."""
+def tell_epochs(epochs: int, observer: Any) -> None:
     for epoch in range(epochs):
-        time.sleep(0.02)
         observer({"event": "epoch", "stage": "learn", "task": 0, "steps": 10 * (epoch + 1), "epoch": epoch})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -9,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from packing_work import sleep_through_epochs, tell_portion
+from packing_work import tell_epochs, tell_portion
 
 from flashback.studies import jobs as jobs_module
-from flashback.studies import packing
 from flashback.studies.packing import FixedPace, MeasuredPace, sharing_gpu
 from flashback.studies.processes import run_in_processes
 from flashback.training.surroundings import PORTION, share_of
@@ -176,19 +176,18 @@ def test_a_given_number_stays() -> None:
     assert pace.limit == 3
 
 
-def test_processes_that_do_not_hinder_each_other_become_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "SECONDS", 0.2)
-    pace = MeasuredPace(4, lambda: 64 * GIB)
+def test_processes_become_more_as_soon_as_the_pace_allows_it() -> None:
+    """By a clock that goes on a second with every epoch, while the first run still has some to tell."""
+    pace = MeasuredPace(4, lambda: 64 * GIB, itertools.count().__next__)
     counts: list[int] = []
 
     def watch(name: str) -> Observer:
         return lambda event: counts.append(len(pace.running)) if event["event"] == "epoch" else None
 
-    problems = run_in_processes({f"run {k}": 400 for k in range(4)}, pace, sleep_through_epochs, watch)
+    problems = run_in_processes({"first": 10, "second": 1}, pace, tell_epochs, watch)
     assert problems == dict.fromkeys(problems)
     assert counts[0] == 1
-    assert max(counts) >= 2
-    assert pace.limit == 4
+    assert max(counts) == 2
 
 
 # ---------------------------------------------------------------- portions of the device

@@ -14,10 +14,11 @@ import yaml
 from flashback import configure, run
 from flashback.errors import FlashbackError
 from flashback.metrics import linear_cka
+from flashback.nets.small import SmallCNN
 from flashback.studies.similarity import compare_representations, layer_similarity, layers_of, recorded
 from flashback.training import Trainer
 from flashback.training.running import load_trained
-from helpers import quick_host, small_settings
+from helpers import quick_host, small_settings, write_tiny
 
 SETTINGS: dict[str, Any] = {
     "training.epochs": 2,
@@ -46,6 +47,30 @@ def test_both_arms_are_compared_with_the_reference(runs: dict[str, Path], tmp_pa
     assert found["seeds"] == {"host": 0, "flashback": 0, "reference": 0}
     assert found["folders"] == {"host": "host", "flashback": "flashback", "reference": "joint"}
     assert found["new"]["host"] != found["new"]["flashback"]
+
+
+def test_a_network_that_names_no_layers_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(SmallCNN, "last_stage_layers")
+    with pytest.raises(FlashbackError, match=r"^CKA compares layers, and the network SmallCNN names none; .*\(\)"):
+        layers_of(quick_host("finetune"))
+
+
+def test_data_of_ones_own_are_the_same_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_tiny(tmp_path / "data" / "tiny.npz")
+    write_tiny(tmp_path / "other" / "tiny.npz", shift=1)
+    own = {**SETTINGS, "benchmark.sizes": [2, 5], "training.epochs": 2}
+    for name, host, benchmark in (
+        ("host", "lwf-mc", "data/tiny.npz"),
+        ("flashback", "lwf-mc", str(path)),
+        ("joint", "joint", "./data/tiny.npz"),
+        ("stranger", "lwf-mc", "other/tiny.npz"),
+    ):
+        run(configure(host, benchmark, flashback=name == "flashback", settings=own), out=name, device="cpu")
+    found = compare_representations("host", "flashback", "joint", device="cpu")
+    assert found["new"]["host"] != found["new"]["flashback"]
+    with pytest.raises(FlashbackError, match="the runs were made on other data"):
+        compare_representations("stranger", "flashback", "joint", device="cpu")
 
 
 def test_a_network_is_like_itself(runs: dict[str, Path]) -> None:

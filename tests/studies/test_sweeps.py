@@ -9,16 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from flashback.errors import FlashbackError
-from flashback.records import read_record
 from flashback.studies.jobs import Place, is_finished
-from flashback.studies.sweeps import Outcome, parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
-from flashback.training.trainer import Observer
+from flashback.studies.sweeps import Outcome, label, parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
+from flashback.training import Interrupted
+from flashback.training.trainer import Event, Observer
 
 HERE = Place(None, "cpu", None)
 QUICK = """
@@ -59,6 +58,44 @@ def test_parts_share_what_stands_beside_them(tmp_path: Path) -> None:
     assert (first.config["host"]["name"], first.config["training"]["lr"]) == ("icarl", 0.5)
     assert (second.config["host"]["name"], second.config["training"]["lr"]) == ("finetune", 0.25)
     assert first.config["training"]["epochs"] == second.config["training"]["epochs"] == 7
+
+
+def test_every_combination_has_a_folder_that_a_file_system_takes(tmp_path: Path) -> None:
+    orders = [[*range(100)], [*range(99, -1, -1)]]
+    text = f"{{hosts: [finetune], benchmarks: [split-cifar100], grid: {{benchmark.order: {orders}}}, arms: [host]}}"
+    first, second = plan(parse_sweep(text, "made"), tmp_path, HERE)
+    first.folder.mkdir(parents=True)
+    second.folder.mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("choice", "folder"),
+    [
+        ({}, "recipe"),
+        ({"training.lr": 0.1}, "training.lr=0.1"),
+        ({"training.lr": 1e-5}, "training.lr=1e-05"),
+        ({"training.views": ["crop", "flip"]}, "training.views=crop-flip"),
+        ({"benchmark.sizes": [50, 10]}, "benchmark.sizes=50-10"),
+        ({"flashback.alpha": 0.1, "host.net": ""}, "flashback.alpha=0.1,host.net=-"),
+        ({"host.shift": -1.0}, "host.shift=-1.0"),
+        ({"host.shift": 1.0}, "host.shift=1.0"),
+        ({"host.shifts": [-1, 2]}, "host.shifts=-1-2"),
+        ({"benchmark.order": list(range(33))}, f"benchmark.order={'-'.join(map(str, range(33)))}"),
+    ],
+)
+def test_a_combination_names_its_folder(choice: dict[str, object], folder: str) -> None:
+    assert label(choice) == folder
+
+
+def test_a_long_name_is_shortened_and_stays_its_own() -> None:
+    orders = [[*range(100)], [*range(98), 99, 98]]
+    names = [label({"benchmark.order": order}) for order in orders]
+    assert names[0] != names[1]
+    for name in names:
+        assert name.startswith("benchmark.order=0-1-2-3-")
+        assert len(name) <= 120
+    assert label({"benchmark.order": orders[0]}) == names[0]
+    assert len(label({f"host.key{k}": "x" * 100 for k in range(9)})) <= 120
 
 
 @pytest.mark.parametrize("name", sorted(shipped_sweeps()))
@@ -112,6 +149,9 @@ def test_the_differences_are_planned_one_at_a_time(tmp_path: Path) -> None:
         ("{hosts: [icarl], seedz: [1]}", "seedz"),
         ("{hosts: [icarl], grid: {training.lr: 3}}", "grid.training.lr is a list"),
         ("{hosts: [icarl], arms: [both]}", "arms"),
+        ("{hosts: [icarl], seeds: 3}", r"^made: seeds is a list of seeds, not 3; write \[0, 1, 2\]$"),
+        ("{hosts: [icarl], parts: [{seeds: 1}]}", r"seeds is a list of seeds, not 1; write \[0\]$"),
+        ("{hosts: [icarl], seeds: 123}", r"seeds is a list of seeds, not 123; write \[123\]$"),
         ("{hosts: [icarl], parts: 3}", "parts is a list"),
         ("{hosts: [icarl], settings: [1]}", "settings of a sweep are a mapping"),
         ("{hosts: [icarl], settings: {seed: 5}}", "decides seed itself"),
@@ -137,7 +177,7 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_failed_and_a_killed_run_leave_the_others_alone_and_are_all_that_runs_again(tmp_path: Path) -> None:
-    """Twelve runs, one that cannot work and one that is killed."""
+    """Four runs, one that cannot work and one that is killed."""
     own = tmp_path / "own.py"
     own.write_text(
         """
@@ -166,7 +206,7 @@ class Broken(Finetune):
         + """
 arms: [host]
 parts:
-  - {hosts: [finetune], seeds: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}
+  - {hosts: [finetune], seeds: [0, 1]}
   - {hosts: [killed-once, broken], seeds: [0]}
 """
     )
@@ -175,19 +215,19 @@ parts:
     command = [sys.executable, "-m", "flashback.cli", "sweep", str(file), "--out", str(out), "--jobs", "2"]
     command += ["--device", "cpu", "--host-file", str(own)]
 
-    first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert first.returncode == 1
-    assert "11 of 12 runs done" in first.stdout
+    assert "3 of 4 runs done" in first.stdout
     assert (tmp_path / "killed").exists()
     ends = [line.split(" (")[0] for line in first.stderr.splitlines() if ": split-fashion-mini/killed-once" in line]
     folder = "split-fashion-mini/killed-once/controlled/recipe/host/seed-0"
     assert ends == [f"waiting: {folder}", f"done: {folder}"]
     assert [line for line in first.stderr.splitlines() if "this host is broken" in line]
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("results.json")}
-    assert len(stamps) == 11
+    assert len(stamps) == 3
 
-    second = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert "11 of 12 runs done" in second.stdout
+    second = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert "3 of 4 runs done" in second.stdout
     assert [line for line in second.stderr.splitlines() if "this host is broken" in line]
     for path, stamp in stamps.items():
         assert path.stat().st_mtime_ns == stamp  # not run again
@@ -233,28 +273,18 @@ def test_a_record_without_a_setting_of_later_versions_counts_as_done(tmp_path: P
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
-    file = tmp_path / "sweep.yaml"
-    file.write_text(QUICK.replace("epochs: 1", "epochs: 6") + "hosts: [icarl]\nseeds: [0]\narms: [host]\n")
-    command = [
-        sys.executable,
-        "-m",
-        "flashback.cli",
-        "sweep",
-        str(file),
-        "--out",
-        str(tmp_path / "out"),
-        "--device",
-        "cpu",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.rglob("log.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
-    record = read_record(next(tmp_path.rglob("results.json")).parent)
-    log = [json.loads(line) for line in (record.path / "log.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in log].count("evaluation") == 2
+    sweep = parse_sweep(QUICK + "hosts: [icarl]\narms: [host]", "made")
+
+    def stop(event: Event) -> None:
+        if event["event"] == "epoch" and event["task"] == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run_sweep(sweep, tmp_path, device="cpu", watch=lambda outcome, name: stop)
+    assert not list(tmp_path.rglob("results.json"))
+    told: list[Event] = []
+    assert run_sweep(sweep, tmp_path, device="cpu", watch=lambda outcome, name: told.append).finished == 1
+    assert {event["task"] for event in told if event["event"] != "end"} == {1}
+    (log,) = tmp_path.rglob("log.jsonl")
+    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    assert (events.count("epoch"), events.count("evaluation")) == (2, 2)

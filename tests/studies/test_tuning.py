@@ -13,9 +13,11 @@ import pytest
 from flashback import configure
 from flashback.cli import main
 from flashback.errors import FlashbackError
+from flashback.reports import read_report
 from flashback.studies import tuning
 from flashback.studies.tuning import tune
 from flashback.training import Interrupted
+from helpers import write_tiny
 
 SETTINGS: dict[str, Any] = {"training.epochs": 4, "training.batch_size": 100, "benchmark.tasks": 2}
 
@@ -49,6 +51,23 @@ def test_the_best_choice_becomes_a_recipe(fake_runs: list[Any], tmp_path: Path) 
     chosen = {"flashback.alpha": 0.1, "flashback.epochs": 1}
     shipped = configure("icarl", flashback=True, settings={**SETTINGS, **chosen})
     assert replace(config, recipe="controlled") == shipped  # tested on the test images, with all that was given
+
+
+def test_the_recipe_is_found_by_any_path_of_the_data(
+    fake_runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    path = write_tiny(tmp_path / "data" / "tiny.npz")
+    own = {"training.epochs": 4, "benchmark.sizes": [2, 5]}
+    best = tune("icarl", "data/tiny.npz", out="tuned", trials=2, settings=own)
+    for benchmark in ("data/tiny.npz", "./data/tiny.npz", path):
+        config = configure("icarl", benchmark, flashback=True, recipe=str(best.recipe))
+        assert (config.flashback.alpha, config.flashback.epochs) == (best.alpha, best.epochs)
+        assert tune("icarl", benchmark, out="tuned", trials=2, settings=own).trials == best.trials
+    with pytest.raises(FlashbackError, match=r"has no recipe for icarl on other\.npz"):
+        configure("icarl", "other.npz", flashback=True, recipe=str(best.recipe))
+    assert "tuned" not in read_report("tuned").skipped
 
 
 def test_only_different_choices_count(fake_runs: list[Any], tmp_path: Path) -> None:

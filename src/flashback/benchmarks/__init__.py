@@ -2,7 +2,7 @@
 
 from flashback.benchmarks.load import load_benchmark
 from flashback.benchmarks.orders import class_order, imagenet100_classes
-from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec, describe_benchmarks
+from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec, describe_benchmarks, known_as
 from flashback.benchmarks.tasks import Benchmark, Images, Task
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "class_order",
     "describe_benchmarks",
     "imagenet100_classes",
+    "known_as",
     "load_benchmark",
 ]

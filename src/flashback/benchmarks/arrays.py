@@ -7,7 +7,7 @@ import math
 import os
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ from flashback.benchmarks.pools import Array, Pool, Source, reading
 from flashback.errors import FlashbackError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+NAMES = "class_names"  # may come with them: a text for every label, in the order of the labels
 DEFLATE_LIMIT = 1032  # no deflate stream grows by more than this factor
 CIFAR_PIXELS = 3 * 32 * 32
 CIFAR_MOST_IMAGES = 50_000
@@ -36,17 +37,18 @@ def read_npz(path: Path, classes: int | None = None) -> Source:
     """An .npz of x_train, y_train, x_test, y_test; without `classes`, the labels of y_train say how many there are."""
     with reading(path), zipfile.ZipFile(path) as archive:
         arrays = [_member(archive, key, path) for key in KEYS]
-    return from_arrays(arrays, path, classes)
+        names = _member(archive, NAMES, path).tolist() if f"{NAMES}.npy" in archive.namelist() else None
+    return from_arrays(arrays, path, classes, names)
 
 
 def read_mapping(given: Mapping[str, Any], name: str) -> Source:
     """The same four arrays from memory, checked as those of a file; tensors and lists will do."""
     if missing := [key for key in KEYS if key not in given]:
         raise FlashbackError(_lacking(name, missing[0]))
-    arrays = [_as_array(given[key], key, name) for key in KEYS]
-    for key, array in zip(KEYS, arrays, strict=True):
+    arrays = {key: _as_array(given[key], key, name) for key in (*KEYS, NAMES) if key in given}
+    for key, array in arrays.items():
         _check_layout(key, array.shape, array.dtype, name)
-    return from_arrays(arrays, name, None)
+    return from_arrays([arrays[key] for key in KEYS], name, None, arrays[NAMES].tolist() if NAMES in arrays else None)
 
 
 def _as_array(value: Any, key: str, name: str) -> Array:
@@ -97,7 +99,9 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
 
 
 def _check_layout(key: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], path: Path | str) -> None:
-    if key.startswith("y"):
+    if key == NAMES:
+        fits, wanted = dtype.kind == "U" and len(shape) == 1, "a list of texts, one for each label"
+    elif key.startswith("y"):
         fits, wanted = dtype.kind in "iu" and len(shape) == 1, "integers [n]"
     else:
         fits = dtype == np.uint8 and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3)))
@@ -106,7 +110,9 @@ def _check_layout(key: str, shape: tuple[int, ...], dtype: np.dtype[np.generic],
         raise FlashbackError(f"{path}: '{key}' is {dtype} {list(shape)}; it must be {wanted}, and not empty")
 
 
-def from_arrays(arrays: Iterable[Array], path: Path | str, classes: int | None) -> Source:
+def from_arrays(
+    arrays: Iterable[Array], path: Path | str, classes: int | None, class_names: Sequence[str] | None = None
+) -> Source:
     """A source over images [n, H, W(, C)] and labels, each pair checked against the other."""
     x_train, y_train, x_test, y_test = arrays
     x_train, x_test = (x if x.ndim == 4 else x[..., None] for x in (x_train, x_test))
@@ -124,12 +130,15 @@ def from_arrays(arrays: Iterable[Array], path: Path | str, classes: int | None) 
                 f"{path}: y_{part} has labels from {y.min()} to {y.max()}; {classes} classes are labelled "
                 f"0 to {classes - 1}, each with training images"
             )
+    names = tuple(map(str, range(classes))) if class_names is None else tuple(class_names)
+    if len(names) != classes:
+        raise FlashbackError(f"{path}: {NAMES} has {len(names)} entries for {classes} classes; name each label once")
     y_train, y_test = y_train.astype(np.int64), y_test.astype(np.int64)
     height, width, channels = x_train.shape[1:]
     return Source(
         train=_pool(x_train, y_train),
         test=_pool(x_test, y_test),
-        class_names=tuple(str(label) for label in range(classes)),
+        class_names=names,
         image=(channels, height, width),
         checksum=checksum((x_train, y_train, x_test, y_test)),
     )

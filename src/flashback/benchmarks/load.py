@@ -14,7 +14,7 @@ import torch
 from flashback.benchmarks.arrays import KEYS, read_mapping, read_npz
 from flashback.benchmarks.folders import read_folder
 from flashback.benchmarks.orders import Order, Sizes, class_order, read_sizes, task_ranges, task_sizes
-from flashback.benchmarks.pools import Array, Pool, Source
+from flashback.benchmarks.pools import Array, Pool, Source, data_folder
 from flashback.benchmarks.sources import fetch_files, find_files, find_source, say_missing
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
 from flashback.benchmarks.tasks import Benchmark, Images, Task
@@ -39,14 +39,16 @@ def load_benchmark(
 ) -> Benchmark:
     """A named benchmark, or with the `sizes` of its tasks: the path of an .npz or of a folder of images, or a mapping.
 
-    A mapping has the arrays or tensors of an .npz: x_train, y_train, x_test, y_test.
+    A mapping has the arrays or tensors of an .npz: x_train, y_train, x_test, y_test, and class_names if it likes.
+    A path that is not there is looked for in the data folder too. `seed` draws the validation images, and the class
+    order where `order` is "seed".
     `validation` cuts that fraction of each class's training images (seeded) and tests on them, never on the test set.
     A `sketch` has the labels with a few pixels of noise for images, which are not decoded: enough to count by.
     """
     _check_folder(data)
-    spec, source = _choose(name, sizes)
+    spec, source = _choose(name, sizes, data)
     dataset = spec.dataset
-    labels = class_order(spec.order if order is None else order, dataset.classes)
+    labels = class_order(spec.order if order is None else order, dataset.classes, seed)
     ranges = _first(tasks, task_ranges(spec.sizes if sizes is None else sizes, dataset.classes))
     source = source or find_source(dataset, data, download)
     source = _sketch(source) if sketch else source
@@ -60,7 +62,7 @@ def missing_data(name: str, data: str | Path | None = None) -> str | None:
     """What to do about the data of a benchmark, where they are not at hand; files of one's own must be."""
     _check_folder(data)
     if name not in BENCHMARKS:
-        _own_path(name)
+        _own_path(name, data)
         return None
     dataset = BENCHMARKS[name].dataset
     if find_files(dataset, data) is not None:
@@ -71,7 +73,7 @@ def missing_data(name: str, data: str | Path | None = None) -> str | None:
 def fetch_data(name: str, data: str | Path | None = None) -> Path:
     """Where the data of a benchmark lie, fetched where they are missing; a sentence where they cannot be had."""
     _check_folder(data)
-    return fetch_files(BENCHMARKS[name].dataset, data) if name in BENCHMARKS else _own_path(name)
+    return fetch_files(BENCHMARKS[name].dataset, data) if name in BENCHMARKS else _own_path(name, data)
 
 
 def _check_folder(data: str | Path | None) -> None:
@@ -80,16 +82,21 @@ def _check_folder(data: str | Path | None) -> None:
         raise FlashbackError(f"there is no data folder {data}; check the path, or make the folder")
 
 
-def _own_path(name: str) -> Path:
-    path = Path(name).expanduser()
-    if not path.exists():
+def _own_path(name: str, data: str | Path | None) -> Path:
+    """As it was given; else below the data folder, by that path or by the file's name: a record outlives a folder."""
+    path, folder = Path(name).expanduser(), data_folder(data)
+    found = next((place for place in (path, folder / path, folder / path.name) if place.exists()), None)
+    if found is None:
         if path.suffix != ".npz" and os.sep not in name:
             BENCHMARKS[name]  # raises the error that suggests the nearest name
-        raise FlashbackError(f"there is no {'file' if path.suffix == '.npz' else 'folder'} {path}; check the path")
-    return path
+        what = "file" if path.suffix == ".npz" else "folder"
+        raise FlashbackError(f"there is no {what} {path}; check the path, or name the folder it is in (data, --data)")
+    return found
 
 
-def _choose(name: str | Path | Mapping[str, Any], sizes: Sizes | None) -> tuple[Spec, Source | None]:
+def _choose(
+    name: str | Path | Mapping[str, Any], sizes: Sizes | None, data: str | Path | None
+) -> tuple[Spec, Source | None]:
     """What a benchmark is made of; images that come with a name are found later."""
     if isinstance(name, Mapping):
         own_sizes = _given(sizes, "a mapping of arrays")
@@ -100,7 +107,7 @@ def _choose(name: str | Path | Mapping[str, Any], sizes: Sizes | None) -> tuple[
         )
     if str(name) in BENCHMARKS:
         return BENCHMARKS[str(name)], None
-    path = _own_path(str(name))
+    path = _own_path(str(name), data)
     own_sizes = _given(sizes, str(path))
     read = read_npz if path.suffix == ".npz" or path.is_file() else read_folder
     return _own_spec(path.stem, read(path), own_sizes)

@@ -12,15 +12,20 @@ from flashback.config import shown
 from flashback.errors import FlashbackError
 
 Order = str | int | Sequence[int]
+OF_THE_SEED = "seed"  # another order for every seed of a comparison, the same for both arms
 Sizes = Sequence[int] | int | str
 SUMMAND = re.compile(r"(?:(?P<count>\d{1,5})\s*x\s*)?(?P<size>\d{1,5})")  # 5x10: five tasks of ten; 50: one of fifty
 MOST_TASKS = 10_000
 
 
-def class_order(order: Order, classes: int) -> tuple[int, ...]:
-    """The original labels in learning order: `identity`, a seed such as 1993, or an explicit permutation."""
+def class_order(order: Order, classes: int, seed: int = 0) -> tuple[int, ...]:
+    """The original labels in learning order: `identity`, what a number such as 1993 draws, or a permutation.
+
+    `seed` is what the seed of the run draws: at seed 3 the order of the number 3.
+    """
     if isinstance(order, str | int):
-        return tuple(range(classes)) if order == "identity" else _seeded(order, classes)
+        drawn_with = seed if order == OF_THE_SEED else order
+        return tuple(range(classes)) if order == "identity" else _seeded(drawn_with, classes)
     if len(order) != classes or set(order) != set(range(classes)):
         raise FlashbackError(
             f"the class order has {len(order)} entries but is no permutation of the labels 0 to {classes - 1}; "
@@ -36,7 +41,7 @@ def _seeded(seed: str | int, classes: int) -> tuple[int, ...]:
     except ValueError:
         raise FlashbackError(
             f"the class order '{seed}' is unknown; give 'identity', a seed from 0 to 4294967295 such as 1993, "
-            "or a list of labels"
+            "'seed' for that of the run, or a list of labels"
         ) from None
     return tuple(generator.permutation(classes).tolist())
 

@@ -45,6 +45,8 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise FlashbackError(f"there is no file {path}; check the path") from None
+    except PermissionError:
+        raise FlashbackError(f"{path} may not be read by this user; change its permissions") from None
     except Exception as problem:  # decoders of damaged input raise nearly every kind of exception
         reason = " ".join(str(problem).split()) or type(problem).__name__
         raise FlashbackError(

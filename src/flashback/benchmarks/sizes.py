@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flashback.benchmarks.arrays import count_classes
@@ -13,7 +14,7 @@ from flashback.benchmarks.specs import BENCHMARKS
 from flashback.config import BenchmarkConfig, within
 
 
-def with_listed_sizes(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_listed_sizes(values: Mapping[str, Any], data: str | Path | None = None) -> Mapping[str, Any]:
     """A configuration whose benchmark.sizes is a list, where it was 2, 5x2 or 50+5x10.
 
     Only for equal tasks are the data looked at, and of files of one's own only the labels.
@@ -25,13 +26,13 @@ def with_listed_sizes(values: Mapping[str, Any]) -> Mapping[str, Any]:
     assert isinstance(benchmark, Mapping)
     sizes = read_sizes(given)
     if isinstance(sizes, int):
-        sizes = task_sizes(sizes, classes_of(str(benchmark.get("name", BenchmarkConfig.name))))
+        sizes = task_sizes(sizes, classes_of(str(benchmark.get("name", BenchmarkConfig.name)), data))
     return {**values, "benchmark": {**benchmark, "sizes": list(sizes)}}
 
 
-def classes_of(benchmark: str) -> int:
+def classes_of(benchmark: str, data: str | Path | None = None) -> int:
     if benchmark in BENCHMARKS:
         return BENCHMARKS[benchmark].dataset.classes
-    path = fetch_data(benchmark)
+    path = fetch_data(benchmark, data)
     within(path.is_dir() or path.is_file(), f"{path} is neither a file nor a folder")  # a pipe would never end
     return count_class_folders(path) if path.is_dir() else count_classes(path)

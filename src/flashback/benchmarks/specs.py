@@ -104,6 +104,11 @@ for spec in (
     BENCHMARKS.register(spec.name)(spec)
 
 
+def known_as(name: str) -> str:
+    """What a benchmark is compared by: its name, or that of the file, wherever it lies; the checksum tells the rest."""
+    return name if name in BENCHMARKS else Path(name).name or name
+
+
 def describe_benchmarks() -> list[dict[str, str | int]]:
     """One row a benchmark: name, dataset, tasks, classes, sizes such as `50 + 5x10`, image size, default order."""
     return [_describe(BENCHMARKS[name]) for name in BENCHMARKS]

@@ -35,11 +35,6 @@ class Task:
         return range(self.classes.start)
 
     @property
-    def seen(self) -> range:
-        """The classes of all tasks up to and including this one."""
-        return range(self.classes.stop)
-
-    @property
     def old(self) -> slice:
         """The columns of the classes of earlier tasks."""
         return slice(0, self.classes.start)
@@ -48,6 +43,11 @@ class Task:
     def new(self) -> slice:
         """The columns of this task's own classes."""
         return slice(self.classes.start, self.classes.stop)
+
+    @property
+    def seen(self) -> slice:
+        """The columns of the classes of all tasks up to and including this one."""
+        return slice(0, self.classes.stop)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

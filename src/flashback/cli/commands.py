@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flashback import __version__ as flashback_version
-from flashback.cli import report, show, speed, studies, tables
+from flashback.cli import check, report, show, speed, studies, tables
 from flashback.cli.options import (
     Data,
     Device,
@@ -25,13 +25,13 @@ from flashback.config import RunConfig, read_yaml, set_dotted, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
-from flashback.recipes import config_from_dict, configure, resolved
+from flashback.recipes import config_from_dict, configure
 from flashback.recipes.resolving import check_flashback_is_on
-from flashback.records import RunFolder, differing_keys, is_begun, is_finished, read_config
+from flashback.records import RunFolder
 from flashback.studies.comparison import compare as compare_arms
-from flashback.studies.jobs import check_code
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
+from flashback.training.finished import finished_run
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -108,18 +108,18 @@ def run(
     own = parse_settings(settings, {**options, "--fast": fast or None, "--precision": precision})
     if host.endswith((".yaml", ".yml")):
         within(recipe is None, "--recipe does not go with a config.yaml, which is resolved already; use --set")
-        config = reconfigure(Path(host), own)
+        config = reconfigure(Path(host), own, data)
     else:
         within(
             host in HOSTS or not Path(host).is_dir(),
             f"{host} is a folder: `flashback resume {host}` goes on with the run in it, "
             f"`flashback run {host}/config.yaml` starts it again elsewhere",
         )
-        config = configure(host, settings=own)
+        config = configure(host, settings=own, data=data)
         say_missing_recipe(host, config.benchmark.name, own.get("recipe", DEFAULT_RECIPE))
     check_flashback_is_on(config, own)
     folder = out or default_folder(config)
-    if is_done(config, folder):
+    if finished_run(folder, to_dict(config), data=data) is not None:
         show.show_run(folder)
         output().print("Finished already, with the same settings: nothing was trained.", soft_wrap=True)
         return
@@ -199,6 +199,7 @@ def compare(
 report.register(app)
 studies.register(app)
 show.register(app)
+check.register(app)
 speed.register(app)
 
 
@@ -215,7 +216,7 @@ def choose_seeds(count: int | None, listed: str | None) -> list[int]:
         raise FlashbackError(f"--seed-list is whole numbers with commas between them, not '{listed}'") from None
 
 
-def reconfigure(path: Path, changes: dict[str, Any]) -> RunConfig:
+def reconfigure(path: Path, changes: dict[str, Any], data: Path | None) -> RunConfig:
     """The configuration of an earlier run, with some settings changed."""
     try:
         values = read_yaml(path.read_text(encoding="utf-8"), str(path))
@@ -224,23 +225,12 @@ def reconfigure(path: Path, changes: dict[str, Any]) -> RunConfig:
     within(isinstance(values, dict), f"{path} holds no mapping of keys; give the config.yaml of a run")
     for key, value in changes.items():
         set_dotted(values, key, value)
-    return config_from_dict(values)
+    return config_from_dict(values, data)
 
 
 def default_folder(config: RunConfig) -> Path:
     arm = "flashback" if config.flashback.enabled else "host"
     return Path("runs") / f"{config.host.name}-{Path(config.benchmark.name).stem}-{arm}-seed{config.seed}"
-
-
-def is_done(config: RunConfig, folder: Path) -> bool:
-    """Whether the folder holds the finished run of these settings; what is wrong with another, `run` says."""
-    if not (is_begun(folder) and is_finished(folder)):
-        return False
-    values = resolved(to_dict(config))
-    if differing_keys(resolved(read_config(folder)), values, ignored=["checkpoint"]):
-        return False
-    check_code(folder, values)
-    return True
 
 
 def known_of(folder: Path) -> tuple[str, int | None]:

@@ -10,14 +10,17 @@ import typer
 from flashback.benchmarks.specs import BENCHMARKS
 from flashback.config import parse_assignment, within
 from flashback.hosts import HOSTS
-from flashback.hosts.outside import find_hosts
+from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.recipes import lacks_recipe
 from flashback.records import dotted, is_begun
 from flashback.studies.comparison import runs_in
 
 Data = Annotated[Path | None, typer.Option(help="The folder the datasets are in.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-HostFile = Annotated[Path | None, typer.Option(help="A Python file that registers hosts or nets of your own.")]
+HostFile = Annotated[
+    list[Path] | None,
+    typer.Option("--host-file", metavar="FILE", help="A file that registers hosts or nets of yours; may be repeated."),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(help="How many runs go on at a time; default: one on a CPU, on a GPU as many as make all faster."),
@@ -51,7 +54,7 @@ def parse_settings(assignments: list[str] | None, options: dict[str, Any]) -> di
     return own | {STANDS_FOR[option]: value for option, value in given.items()}
 
 
-def say_missing_recipe(host: str, benchmark: str, recipe: str, host_file: Path | None = None) -> None:
+def say_missing_recipe(host: str, benchmark: str, recipe: str, host_file: HostFiles = None) -> None:
     """One line where the defaults stand in for a recipe; of names that do not exist, others will say so."""
     find_hosts(host_file)
     known = host in HOSTS and (benchmark in BENCHMARKS or Path(benchmark).exists())

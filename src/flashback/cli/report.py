@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +30,6 @@ OUTCOMES = {
     Outcome.WORSE: "significantly worse with flashback",
     Outcome.ALIKE: "without a significant difference",
     Outcome.UNTESTED: "that allow no test",
-    Outcome.ONE_ARM: "with one arm alone",
 }
 
 
@@ -53,7 +52,8 @@ def report(folders: Folders, out: Out = None, form: Form = "html", plots: Plots 
     else:
         written = write_report(found, out or folders[0] / "report.html", form)
     drawn = write_plots(found, plots) if plots is not None else []
-    print_answers([] if form == EVIDENCE else found.pairings)
+    for line in [] if form == EVIDENCE else answers(found):
+        output().print(line, soft_wrap=True, markup=False)
     output().print(f"Report: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
     if plots is not None:
         output().print(f"Plots: {plural(len(drawn), 'file')} in {plots}", soft_wrap=True, markup=False)
@@ -66,15 +66,18 @@ def write_evidence(found: Report, path: Path) -> Path:
     return path
 
 
-def print_answers(pairings: Sequence[Pairing]) -> None:
+def answers(found: Report) -> Iterator[str]:
     """A sentence for each comparison; of many, how they came out."""
-    sentences = [f"{pairing.name}: {pairing.answer(SETTINGS[0])}" for pairing in pairings]
-    for sentence in sentences if len(sentences) <= SENTENCES else [summary(pairings)]:
-        output().print(sentence, soft_wrap=True, markup=False)
+    yield f"{found.contents}."
+    if len(found.comparisons) > SENTENCES:
+        yield summary(found.comparisons)
+    else:
+        yield from (f"{pairing.name}: {pairing.answer(SETTINGS[0])}" for pairing in found.comparisons)
+    if found.singles:
+        yield f"{found.singles_in_words}."
 
 
-def summary(pairings: Sequence[Pairing]) -> str:
-    outcomes = Counter(pairing.outcome(SETTINGS[0]) for pairing in pairings)
+def summary(comparisons: Sequence[Pairing]) -> str:
+    outcomes = Counter(pairing.outcome(SETTINGS[0]) for pairing in comparisons)
     each = ", ".join(f"{count} {OUTCOMES[outcome]}" for outcome, count in sorted(outcomes.items()))
-    setting = SETTING_TITLES[SETTINGS[0]]
-    return f"{plural(len(pairings), 'comparison')} by average accuracy, {setting}: {each}. The report has the answers."
+    return f"By average accuracy, {SETTING_TITLES[SETTINGS[0]]}: {each}. The report has the answers."

@@ -53,7 +53,7 @@ def show(
         within(not given, f"the run in {folder} has its settings already; leave the options away")
         show_folder(folder)
         return
-    config = configure(host, flashback=False, settings=given)
+    config = configure(host, flashback=False, settings=given, data=data)
     chosen = config.benchmark.name
     say_missing_recipe(host, chosen, str(given.get("recipe", "controlled")))
     console = output()
@@ -117,7 +117,7 @@ def recipe_sources(config: RunConfig) -> dict[str, str]:
     """Where the values of the recipe come from, as it says; a file of one's own lies on top of a shipped recipe."""
     names, kind, own = (config.host.name, config.benchmark.name), config.recipe, []
     if kind.endswith((".yaml", ".yml")):
-        own = [recipe for recipe in read_recipe_file(Path(kind)) if (recipe.host, recipe.benchmark) == names][:1]
+        own = [recipe for recipe in read_recipe_file(Path(kind)) if recipe.is_for(*names)][:1]
         kind = own[0].kind
     found: dict[str, str] = {}
     for recipe in filter(None, (find_recipe(*names, kind), *own)):
@@ -145,7 +145,7 @@ def cost_table(host: str, given: dict[str, Any], data: Path | None) -> Table:
     table = tables.make_table("what one run would spend", *columns, texts=2)
     for arm in ARMS if HOSTS[host].has_knowledge else ARMS[:1]:
         try:
-            config = configure(host, settings={**given, "flashback.enabled": arm == FLASHBACK})
+            config = configure(host, settings={**given, "flashback.enabled": arm == FLASHBACK}, data=data)
         except FlashbackError:
             if arm == FLASHBACK and not given.get("flashback.enabled"):
                 continue  # an arm nobody asked for may be impossible with these settings

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from flashback.cli import tables
-from flashback.cli.options import Device
+from flashback.cli.options import Device, HostFile
 from flashback.cli.progress import output
 from flashback.config import within
 from flashback.speed import Bench, Choice, read_bench, sheets, write_tables
@@ -32,6 +32,7 @@ def bench(
     hosts: Annotated[Names, typer.Argument(help="Which hosts; default: all, and icarl for whole runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for bench.json, bench.md and bench.png.")] = None,
     device: Device = "auto",
+    host_file: HostFile = None,
     precision: Annotated[
         str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")
     ] = None,
@@ -86,7 +87,7 @@ def bench(
             packed=tuple(packed or ()),
         )
         with ending_as_kept(out):
-            found = measure(chosen, device=device, precision=precision, out=out, show=typer.echo)
+            found = measure(chosen, device=device, precision=precision, out=out, host_file=host_file, show=typer.echo)
     show(found)
     for line in tables.failure_lines(found.failures):
         typer.echo(line, err=True)

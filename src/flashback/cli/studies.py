@@ -187,8 +187,8 @@ def tune(
     console.print("The last row is the host alone." + NO_GAIN * (best.accuracy <= best.host_accuracy))
     if len(best.trials) < trials:
         console.print(f"These {len(best.trials)} are all choices there are.")
-    places = {"--data": data, "--host-file": host_file}
-    given = [str(word) for option in places.items() if option[1] is not None for word in option]
+    places = [("--data", data), *(("--host-file", file) for file in host_file or [])]
+    given = [str(word) for option in places if option[1] is not None for word in option]
     command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *given]
     console.print(f"Use it: {shlex.join(command)}", soft_wrap=True)
 

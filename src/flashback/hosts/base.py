@@ -75,8 +75,9 @@ class Host(nn.Module):
 
     def new_backbone(self) -> Backbone:
         """A fresh one. Where it brings weights, images are normalised as those were that it learned from."""
-        shape = self.benchmark.image_shape
-        backbone = build_backbone(self.settings.net or net_for(shape), shape)
+        stored, side = self.benchmark.image_shape, self.views.size
+        seen = stored if side is None else (stored[0], side, side)
+        backbone = build_backbone(self.settings.net or net_for(stored), seen)
         if backbone.normalisation is not None:
             mean, std = backbone.normalisation
             self.views = replace(self.views, mean=mean, std=std)
@@ -134,6 +135,7 @@ class Host(nn.Module):
             optimisation=Optimisation.of(training, first),
             forward=self.forward,
             losses=self.losses,
+            before_update=self.before_update,
             after_step=self.after_step,
             allocate=self.allocate,
             begin=self.begin,
@@ -144,13 +146,18 @@ class Host(nn.Module):
         return replace(stage, **changes)
 
     def later_stage(self, name: str, epochs: int | None, optimisation: Mapping[str, Any], **changes: Any) -> Stage:
-        """A stage after the main one, the same with Flashback and without it; what is None is as in the main stage."""
+        """A stage after the main one, the same with Flashback and without it; what is None is as in the main stage.
+
+        Its data, passes and losses are those of the main stage unless it is given others; its hooks do nothing.
+        """
         main = Optimisation.of(self.config.training, first_task=False)
         own_rates = {key: value for key, value in optimisation.items() if value is not None}
         stage = self.main_stage(
             name=name,
             epochs=epochs or self.config.training.epochs,
             optimisation=replace(main, **own_rates),
+            before_update=nothing,
+            after_step=nothing,
             allocate=nothing,
             begin=nothing,
             end=nothing,
@@ -189,6 +196,9 @@ class Host(nn.Module):
         """Named terms whose sum is descended: 'task', 'stability', and whatever else the method has."""
         raise FlashbackError(f"{self.settings.name} says nothing of its losses; give its class a method losses(step)")
 
+    def before_update(self, step: Any) -> None:
+        """Between backward and the optimiser step: clip or project `parameter.grad`, or add another pass to it."""
+
     def after_step(self, step: Any) -> None:
         """After the optimiser step, without gradients: reservoir insertion, memory edits."""
 
@@ -206,7 +216,7 @@ class Host(nn.Module):
         return Support(columns=self.task.old)
 
     def plasticity_support(self) -> Support:
-        return Support(columns=slice(0, self.task.seen.stop))
+        return Support(columns=self.task.seen)
 
     def blank_knowledge(self) -> Knowledge:
         """A knowledge base of this host's kind; for a model that is a copy of it."""
@@ -301,7 +311,7 @@ class Host(nn.Module):
 
     def _columns(self, task: Task | int | None) -> slice:
         if task is None:
-            return slice(0, self.task.seen.stop)
+            return self.task.seen
         index = task.index if isinstance(task, Task) else task
         within(
             isinstance(index, int) and 0 <= index <= self.task.index,

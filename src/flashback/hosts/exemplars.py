@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from flashback.seeds import seeded_generator
 
 @dataclass(frozen=True)
 class ExemplarSettings(HostSettings):
+    """What every host with exemplars has."""
+
     memory_size: int | None = 2000  # exemplars in all
     memory_per_class: int | None = None  # or so many for each class, growing with the classes
     normalise: bool = False  # herd and average unit-length features
@@ -32,6 +35,7 @@ class ExemplarSettings(HostSettings):
 class ExemplarHost(Host):
     """Adds an exemplar memory, the stream merged with it, and its refill by herding."""
 
+    Settings: ClassVar[type[HostSettings]] = ExemplarSettings
     family = "replay"
     memory: Memory
 

@@ -85,7 +85,7 @@ class ExpandingHost(ExemplarHost):
     # ------------------------------------------------------------ knowledge
 
     def response_width(self) -> int:
-        return self.task.seen.stop
+        return self.task.classes.stop
 
     def distance(self, step: Step, knowledge: Any, support: Support) -> Tensor:
         """Soft cross-entropy (Eq. 18 and 23) of raw logits, on the softmax of the columns alone."""

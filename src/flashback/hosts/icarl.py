@@ -28,7 +28,7 @@ class ICaRL(ExemplarHost, BinaryDistillation):
 
     def classifiers(self) -> dict[str, Classifier]:
         normalise = self.settings.normalise
-        means = class_means(*self.exemplar_features(), self.benchmark.classes, normalise)[0].double()
+        means = class_means(*self.exemplar_features(), self.benchmark.classes, normalise).double()
 
         def nearest_mean(x: Tensor) -> Tensor:
             features = self.net(x).features.double()

@@ -80,7 +80,7 @@ class LUCIR(ExemplarHost):
         view = weak if self.settings.imprint_view == "train" else self.views.plain
         features = self.embed(self.task.train.x, features_of, view=view)
         labels = self.task.train.y.to(self.device) - self.task.new.start
-        directions, _ = class_means(features, labels, len(self.task.classes), normalise=True)
+        directions = class_means(features, labels, len(self.task.classes), normalise=True)
         length = self.net.head.weight[self.task.old].norm(dim=1).mean()
         self.net.blocks()[self.task.index].copy_(length * directions)
 

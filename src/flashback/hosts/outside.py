@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import sys
+import traceback
 import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,13 +19,23 @@ from flashback.hosts.base import HOSTS
 from flashback.nets import NETS
 
 GROUP = "flashback.hosts"
+HostFiles = str | Path | Sequence[str | Path] | None
+"""No file with hosts or nets of one's own, one or several."""
+Key = tuple[str, str]
+"""The kind and the name of what is registered."""
 
 
-def find_hosts(host_file: str | Path | None = None) -> None:
+class HostModule(ModuleType):
+    """A file that the user names, run as a module, and what it registered, also of what it took from elsewhere."""
+
+    __registered__: Mapping[Key, object] = {}  # among the names of the file itself
+
+
+def find_hosts(host_file: HostFiles = None) -> None:
     """Make the hosts from outside known before a name is looked up."""
     load_installed_hosts()
-    if host_file is not None:
-        load_host_file(host_file)
+    for path in [host_file] if isinstance(host_file, str | Path) else host_file or []:
+        load_host_file(path)
 
 
 @cache
@@ -45,8 +59,7 @@ def load_host_file(path: str | Path) -> list[str]:
     name = "_flashback_host_" + hashlib.sha256(str(path.resolve()).encode() + source).hexdigest()[:16]
     if name not in sys.modules:
         execute(path, source, name)
-    entries = [(entry, HOSTS[entry]) for entry in HOSTS] + [(entry, NETS[entry]) for entry in NETS]
-    own = [entry for entry, made in entries if made.__module__ == name]
+    own = [entry for _, entry in sorted(sys.modules[name].__registered__)]
     if not own:
         raise FlashbackError(
             f'--host-file {path} registers no host and no net; decorate its class with @HOSTS.register("name") or '
@@ -56,32 +69,117 @@ def load_host_file(path: str | Path) -> list[str]:
 
 
 def execute(path: Path, source: bytes, name: str) -> None:
-    module = ModuleType(name)
-    module.__file__ = str(path)
+    module = HostModule(name)
+    module.__file__ = str(path.resolve())
     sys.modules[name] = module  # dataclasses look their own module up while they are made
+    before = everything_registered()
     try:
-        exec(compile(source, str(path), "exec"), module.__dict__)
+        with importing_from(path.resolve().parent):
+            exec(compile(source, str(path), "exec"), module.__dict__)
     except BaseException as problem:
         del sys.modules[name]
         if isinstance(problem, KeyboardInterrupt):
             raise
-        raise FlashbackError(f"--host-file {path} cannot be used ({in_one_line(problem)})") from None
+        raise FlashbackError(
+            f"--host-file {path} cannot be used ({in_one_line(problem)}{where(problem, path)})"
+        ) from None
+    module.__registered__ = {key: entry for key, entry in everything_registered().items() if key not in before}
+
+
+def everything_registered() -> dict[Key, object]:
+    entries = {(HOSTS.kind, name): HOSTS[name] for name in HOSTS}
+    return {**entries, **{(NETS.kind, name): NETS[name] for name in NETS}}
+
+
+@contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """What lies beside a file can be imported by it, as by a script; what was run before is not run again."""
+    files = {Path(str(module.__file__)): module for module in host_modules()}
+    beside = {file.stem: module for file, module in files.items() if file.parent == folder}
+    named = {stem: module for stem, module in beside.items() if stem not in sys.modules}
+    sys.modules.update(named)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the file may have changed the list too
+            sys.path.remove(str(folder))
+        for stem in named:
+            sys.modules.pop(stem, None)
+
+
+def host_modules() -> list[HostModule]:
+    return [module for module in list(sys.modules.values()) if isinstance(module, HostModule)]
+
+
+# ---------------------------------------------------------------- which code a run is made with
 
 
 def outside_code(host: str, net: str) -> dict[str, str]:
     """A digest of the files from outside that a host and its net are made in; nothing where there are none."""
-    made = [HOSTS[host], *([NETS[net]] if net in NETS else [])]
-    modules = [sys.modules[entry.__module__] for entry in made if not entry.__module__.startswith("flashback.")]
-    named: list[str | None] = [getattr(module, "__file__", None) for module in modules]  # a notebook has none
-    files = {Path(file) for file in named if file is not None}
+    entries = everything_registered()
+    keys = [key for key in ((HOSTS.kind, host), (NETS.kind, net)) if key in entries]
+    files = set().union(*(files_of(key, entries[key]) for key in keys))
     if not files:
         return {}
     return {"code": hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]}
 
 
+def files_of(key: Key, entry: object) -> set[Path]:
+    """The file it is made in; of what a file of the user's has registered also those of its folder that are imported.
+
+    What the package has itself, and what a notebook makes, has none.
+    """
+    named = getattr(sys.modules[entry.__module__], "__file__", None)
+    made_in = None if named is None else Path(named).resolve()
+    for module in host_modules():
+        if module.__registered__.get(key) is entry:
+            file = Path(str(module.__file__))
+            return with_imports(made_in if made_in is not None and made_in.parent == file.parent else file)
+    return set() if made_in is None or entry.__module__.startswith("flashback.") else {made_in}
+
+
+def with_imports(file: Path) -> set[Path]:
+    """A file, those of its folder that it imports, and so on."""
+    found, waiting = list[Path](), [file]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += {*imported_by(found[-1], file.parent)} - {*found, *waiting}
+    return set(found)
+
+
+def imported_by(path: Path, folder: Path) -> Iterator[Path]:
+    """The files in a folder that a file of it imports."""
+    with suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                yield from module_files(folder, [alias.name for alias in node.names])
+            elif isinstance(node, ast.ImportFrom):
+                base, package = path.parents[node.level - 1] if node.level else folder, node.module or ""
+                yield from module_files(base, [package, *(f"{package}.{alias.name}" for alias in node.names)])
+
+
+def module_files(folder: Path, names: Iterable[str]) -> Iterator[Path]:
+    for name in names:
+        place = name.strip(".").replace(".", "/")
+        yield from filter(Path.is_file, (folder / f"{place}.py", folder / place / "__init__.py"))
+
+
+# ---------------------------------------------------------------- what an exception says
+
+
+def where(problem: BaseException, path: Path) -> str:
+    """The last line that was on its way in a file, or in one beside it; a syntax error says so itself."""
+    folder, frames = path.resolve().parent, traceback.extract_tb(problem.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
+    said = isinstance(problem, SyntaxError) or not own
+    return "" if said else f"; line {own[-1].lineno} of {Path(own[-1].filename).name}"
+
+
 def in_one_line(problem: BaseException) -> str:
     """The kind of an exception and what it says; for a syntax error the line."""
     if isinstance(problem, SyntaxError) and problem.lineno:
-        return f"syntax error in line {problem.lineno}: {problem.msg}"
+        file = f" of {Path(problem.filename).name}" if problem.filename else ""
+        return f"syntax error in line {problem.lineno}{file}: {problem.msg}"
     said = " ".join(str(problem).split())
     return f"{type(problem).__name__}: {said}" if said else type(problem).__name__

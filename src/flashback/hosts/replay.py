@@ -19,14 +19,25 @@ from flashback.nets import Net, Output, together
 
 
 @dataclass(frozen=True)
-class ReplaySettings(HostSettings):
+class DrawSettings(HostSettings):
+    """What every host that replays has."""
+
     memory_size: int = 2000  # images in the memory
     minibatch: int = 32  # images of one draw from the memory
-    alpha: float = 0.3  # weight of the squared error to the stored targets (alpha_s of the paper)
 
     def check(self) -> None:
         within(self.memory_size >= 1, f"host.memory_size is at least 1, not {self.memory_size}; replay needs a memory")
         at_least_one(self, "minibatch")
+
+
+@dataclass(frozen=True)
+class ReplaySettings(DrawSettings):
+    """Of a host that is held near the targets stored with its images."""
+
+    alpha: float = 0.3  # weight of the squared error to the stored targets (alpha_s of the paper)
+
+    def check(self) -> None:
+        super().check()
         not_negative(self, "alpha")
 
 

@@ -79,6 +79,7 @@ class Stage:
     optimisation: Optimisation
     forward: Callable[[Batch], Step]
     losses: Callable[[Step], Mapping[str, Tensor]]
+    before_update: Callable[[Any], None] = nothing
     after_step: Callable[[Any], None] = nothing
     allocate: Callable[[], None] = nothing
     begin: Callable[[], None] = nothing

@@ -110,7 +110,7 @@ class XDER(EditingHost):
 
     def past_constraint(self, step: XDERStep) -> Tensor:
         """On new images, no past class should be as probable as the present ones."""
-        share = step.output.logits[:, : self.task.seen.stop].softmax(dim=1)
+        share = step.output.logits[:, self.task.seen].softmax(dim=1)
         past, present = share[:, self.task.old].amax(dim=1), share[:, self.task.new].amax(dim=1)
         return mean_violation(past.detach() + self.settings.margin - present)
 

@@ -42,19 +42,18 @@ def herd_classes(features: Sequence[Tensor] | Tensor, quota: int, normalise: boo
 
 
 @torch.no_grad()
-def class_means(features: Tensor, labels: Tensor, classes: int, normalise: bool = False) -> tuple[Tensor, Tensor]:
-    """Means [classes, d] and the number of samples of each; zeros for a class without any.
+def class_means(features: Tensor, labels: Tensor, classes: int, normalise: bool = False) -> Tensor:
+    """Means [classes, d]; zeros for a class without any sample.
 
     With `normalise` features have unit length before the mean and means after it (nearest mean of exemplars in iCaRL).
     """
     members = (
         torch.arange(classes, device=labels.device)[:, None] == labels
     ).double()  # a product is deterministic on CUDA
-    counts = members.sum(1)
-    means = members @ _prepared(features, normalise) / counts.clamp(min=1)[:, None]
+    means = members @ _prepared(features, normalise) / members.sum(1, keepdim=True).clamp(min=1)
     if normalise:
         means = F.normalize(means, dim=1, eps=1e-8)
-    return means.to(features.dtype), counts.long()
+    return means.to(features.dtype)
 
 
 def _prepared(features: Tensor, normalise: bool) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
+from flashback.errors import FlashbackError
 from flashback.nets.heads import full_precision
+from flashback.nets.modes import evaluating
 from flashback.registry import Registry
 
 Shape = tuple[int, int, int]
@@ -37,6 +40,23 @@ class Backbone(nn.Module):
     takes_parts: bool = False  # whether nothing but `nets.BatchNorm2d` makes an answer depend on the rest of the batch
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and deviation it was trained with
     held: frozenset[str] = frozenset()  # the parameters that its maker has frozen
+    held_norms: frozenset[str] = frozenset()  # and the norm layers, whose statistics stand still too
+
+    def hold(self) -> Self:
+        """What is frozen now stays so, whatever a host does with its networks."""
+        parameters = dict(self.named_parameters())
+        self.held = frozenset(name for name, given in parameters.items() if not given.requires_grad)
+        norms = [name for name, module in self.named_modules() if isinstance(module, _NormBase)] if self.held else []
+        self.held_norms = frozenset(name for name in norms if self.held.issuperset(parameters_around(name, parameters)))
+        self.train(self.training)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Norm layers that are frozen read their statistics in training too."""
+        super().train(mode)
+        for name in self.held_norms:
+            self.get_submodule(name).eval()
+        return self
 
     def let_train(self, trained: bool = True) -> Self:
         """Train all of it or nothing; what its maker has frozen stays so."""
@@ -46,7 +66,10 @@ class Backbone(nn.Module):
 
     def last_stage_layers(self) -> dict[str, nn.Module]:
         """The layers whose outputs are compared by CKA, from the first to the last."""
-        raise NotImplementedError
+        raise FlashbackError(
+            f"CKA compares layers, and the network {type(self).__name__} names none; give its class a method "
+            "last_stage_layers() that returns them by name"
+        )
 
 
 NETS: Registry[Callable[[Shape], Backbone]] = Registry("net")
@@ -65,9 +88,48 @@ def build_backbone(name: str, image_shape: Shape) -> Backbone:
 
         backbone: Backbone = timm_backbone(name.removeprefix("timm:"), image_shape)
     else:
-        backbone = NETS[name](image_shape)
-    backbone.held = frozenset(name for name, given in backbone.named_parameters() if not given.requires_grad)
-    return backbone
+        backbone = make_registered(name, image_shape)
+    check_backbone(backbone, name, image_shape)
+    return backbone.hold()
+
+
+def make_registered(name: str, image_shape: Shape) -> Backbone:
+    """What is registered by that name, called with the shape of an image."""
+    maker = NETS[name]
+    try:
+        return maker(image_shape)
+    except TypeError as problem:
+        inside = problem.__traceback__.tb_next if problem.__traceback__ is not None else None
+        if inside is not None and inside.tb_frame.f_code is not nn.Module.__init__.__code__:
+            raise  # a mistake of the maker's own
+        raise FlashbackError(
+            f"the net '{name}' is made from the shape of an image alone; let it take image_shape and nothing else"
+        ) from None
+
+
+def check_backbone(backbone: object, name: str, image_shape: Shape) -> None:
+    """Refuse what is no backbone; whether it gives features, two blank images tell."""
+    if not isinstance(backbone, Backbone):
+        raise FlashbackError(
+            f"the net '{name}' is a {type(backbone).__name__}; let its class inherit from flashback.Backbone"
+        )
+    width = getattr(backbone, "width", None)
+    if type(width) is not int or width < 1:
+        raise FlashbackError(
+            f"the net '{name}' has the width {width!r}; let `width` be the number of its features, 1 or more"
+        )
+    device = next((parameter.device for parameter in backbone.parameters()), None)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), evaluating(backbone):
+        features = backbone(torch.zeros(2, *image_shape, device=device))
+    given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+    if given != [2, width]:
+        raise FlashbackError(f"the net '{name}' gives {given} for two images, not their features, [2, {width}]")
+
+
+def parameters_around(module: str, parameters: Collection[str]) -> set[str]:
+    """The names of a module's parameters; if it has none, those of the innermost module around it that has some."""
+    own = {name for name in parameters if not module or name.startswith(f"{module}.")}
+    return own if own or not module else parameters_around(module.rpartition(".")[0], parameters)
 
 
 class Net(nn.Module):

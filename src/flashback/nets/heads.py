@@ -40,14 +40,12 @@ class CosineHead(nn.Module):
         return self.sigma * self.cosines(features)
 
 
-def grown_linear(
-    old: nn.Linear | None, in_features: int, out_features: int, generator: torch.Generator | None = None
-) -> LinearHead:
+def grown_linear(old: nn.Linear | None, in_features: int, out_features: int) -> LinearHead:
     """A fresh head (Kaiming-uniform with linear gain, zero bias) that keeps the old rows, columns and biases."""
     new = LinearHead(in_features, out_features)
     bound = math.sqrt(3 / in_features)
     with torch.no_grad():
-        new.weight.uniform_(-bound, bound, generator=generator)
+        new.weight.uniform_(-bound, bound)
         new.bias.zero_()
         if old is not None:
             new.to(old.weight.device)

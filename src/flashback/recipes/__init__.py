@@ -1,12 +1,13 @@
 """From a host's name and a benchmark's to the full configuration of a run."""
 
 from flashback.recipes.catalogue import KINDS, Recipe, find_recipe, list_recipes
-from flashback.recipes.resolving import check_free, config_from_dict, configure, lacks_recipe, resolved
+from flashback.recipes.resolving import check_free, comparable, config_from_dict, configure, lacks_recipe, resolved
 
 __all__ = [
     "KINDS",
     "Recipe",
     "check_free",
+    "comparable",
     "config_from_dict",
     "configure",
     "find_recipe",

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from flashback.benchmarks import known_as
 from flashback.config import AliasLoader, read_yaml
 from flashback.errors import FlashbackError
 
@@ -27,6 +28,10 @@ class Recipe:
     flashback_settings: Mapping[str, Any]  # differ in the flashback arm; only published recipes have any
     sources: Mapping[str, str]
     note: str = ""
+
+    def is_for(self, host: str, benchmark: str) -> bool:
+        """Files of one's own are known by their names, wherever they lie."""
+        return (self.host, known_as(str(self.benchmark))) == (host, known_as(str(benchmark)))  # YAML may read a number
 
     def values(self, flashback: bool) -> dict[str, Any]:
         return {**self.settings, **(self.flashback_settings if flashback else {})}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flashback.benchmarks import known_as
 from flashback.benchmarks.sizes import with_listed_sizes
 from flashback.config import RunConfig, build, check_sections, set_dotted, to_dict, within
 from flashback.errors import FlashbackError
@@ -20,30 +21,37 @@ ENABLED = "flashback.enabled"
 
 def configure(
     host: str,
-    benchmark: str = "split-fashion-mini",
+    benchmark: str | Path = "split-fashion-mini",
     *,
     flashback: bool | None = None,
     seed: int = 0,
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
+    data: str | Path | None = None,
 ) -> RunConfig:
     """The configuration of one run; `settings` have dotted keys ("training.epochs": 5) and win over the recipe.
 
     Where there is no controlled recipe the defaults stand, and the configuration says so: its recipe is "defaults".
     Settings of flashback need `flashback=True`; an explicit False, as for the other arm of a comparison, lets them be.
+    `data` is the data folder, where files of one's own are looked for too.
     """
+    within(
+        isinstance(benchmark, str | Path),
+        f"a configuration names its benchmark and cannot hold a {type(benchmark).__name__}; save arrays with "
+        "np.savez and give the path of the file, or give fb.build_host what fb.load_benchmark makes of them",
+    )
     if host not in HOSTS:
         load_installed_hosts()
     own = dotted(settings or {})
     left_open = flashback is None and ENABLED not in own
     within(own.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
-    benchmark, recipe = own.pop("benchmark.name", benchmark), own.pop("recipe", recipe)
+    name, recipe = own.pop("benchmark.name", str(benchmark)), own.pop("recipe", recipe)
     flashback, seed = own.pop(ENABLED, flashback or False), own.pop("seed", seed)
     values: dict[str, Any] = {"recipe": recipe, "seed": seed}
-    fixed = {"host.name": host, "benchmark.name": benchmark, ENABLED: flashback}
-    for key, value in {**recipe_values(host, benchmark, recipe, bool(flashback)), **own, **fixed}.items():
+    fixed = {"host.name": host, "benchmark.name": name, ENABLED: flashback}
+    for key, value in {**recipe_values(host, name, recipe, bool(flashback)), **own, **fixed}.items():
         set_dotted(values, key, value)
-    config = named_as_it_is(config_from_dict(values))
+    config = named_as_it_is(config_from_dict(values, data))
     if left_open:
         check_flashback_is_on(config, own)
     return config
@@ -88,7 +96,7 @@ def lacks_recipe(host: str, benchmark: str, kind: str) -> bool:
 def own_recipe_values(host: str, benchmark: str, path: Path, flashback: bool) -> dict[str, Any]:
     """The settings of a recipe file, on top of the shipped recipe of the same kind."""
     for recipe in read_recipe_file(path):
-        if (recipe.host, recipe.benchmark) == (host, benchmark):
+        if recipe.is_for(host, benchmark):
             return recipe_values(host, benchmark, recipe.kind, flashback) | recipe.values(flashback)
     raise FlashbackError(f"{path} has no recipe for {host} on {benchmark}")
 
@@ -98,7 +106,13 @@ def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     return to_dict(named_as_it_is(config_from_dict(values)))
 
 
-def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
+def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration resolved for comparisons: files of one's own by their names, however their paths are written."""
+    found = resolved(values)
+    return {**found, "benchmark": {**found["benchmark"], "name": known_as(found["benchmark"]["name"])}}
+
+
+def config_from_dict(values: Mapping[str, Any], data: str | Path | None = None) -> RunConfig:
     """Turn a mapping (e.g. a config.yaml) into a checked configuration; the host's name decides its settings."""
     if not isinstance(values, Mapping):
         raise FlashbackError("a configuration is a mapping of keys")
@@ -107,7 +121,7 @@ def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     assert isinstance(host, Mapping)
     own = build(HOSTS[host["name"]].Settings, host, "host.")
     check_sections(values, type(own))
-    config = build(RunConfig, {**with_listed_sizes(values), "host": own})
+    config = build(RunConfig, {**with_listed_sizes(values, data), "host": own})
     config.check()
     return config
 

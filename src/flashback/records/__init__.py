@@ -3,6 +3,7 @@
 from flashback.records.folder import (
     RunFolder,
     RunRecord,
+    check_settings,
     differing_keys,
     dotted,
     is_begun,
@@ -16,6 +17,7 @@ from flashback.records.folder import (
 __all__ = [
     "RunFolder",
     "RunRecord",
+    "check_settings",
     "differing_keys",
     "dotted",
     "is_begun",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
@@ -111,28 +111,15 @@ class RunFolder:
         """A new folder, or the one of an unfinished run of the same configuration, once that is resolved."""
         make_folder(path)
         folder = cls(path)
-        if is_finished(path):
-            folder.refuse_finished(config, ignored, resolve)
         with folder.lock():  # of two processes that start at once, one writes its configuration, the other finds it
             folder.claim(config, ignored, resolve)
         return folder
 
     def claim(self, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve) -> None:
-        if not is_begun(self.path):
+        if is_begun(self.path):
+            check_settings(self.path, config, ignored, resolve)
+        else:
             self.write(CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
-            return
-        differing = differing_keys(resolve(read_config(self.path)), resolve(config), ignored)
-        if differing:
-            raise FlashbackError(
-                f"{self.path} holds an unfinished run of another configuration (differs in {', '.join(differing)}); "
-                f"{ANOTHER_FOLDER}"
-            )
-
-    def refuse_finished(self, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve) -> NoReturn:
-        """Say whether it is the run that was asked for."""
-        differing = differing_keys(resolve(read_config(self.path)), resolve(config), ignored)
-        how = f"with other settings (differs in {', '.join(differing)})" if differing else "with the same settings"
-        raise FlashbackError(f"{self.path} holds a finished run already, {how}; {ANOTHER_FOLDER}")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -200,6 +187,14 @@ def is_finished(path: Path) -> bool:
 
 def read_config(path: Path) -> dict[str, Any]:
     return _mapping(read_yaml(_text(path / CONFIG, LARGEST_CONFIG), str(path / CONFIG)), path / CONFIG)
+
+
+def check_settings(path: Path, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve) -> None:
+    """Refuse a folder with the run of another configuration, once both are resolved."""
+    differing = ", ".join(differing_keys(resolve(read_config(path)), resolve(config), ignored))
+    what = "a finished run" if is_finished(path) else "an unfinished run"
+    if differing:
+        raise FlashbackError(f"{path} holds {what} of another configuration (differs in {differing}); {ANOTHER_FOLDER}")
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:

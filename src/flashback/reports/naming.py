@@ -1,4 +1,4 @@
-"""The name of a comparison: its host, its benchmark and, in few words, what departs from its recipe."""
+"""The name of a comparison: its host, its benchmark among several and, in few words, what departs from its recipe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Described:
 
 def name_pairs(pairs: Sequence[Runs]) -> list[str]:
     """One name for each; those that would share one say in which further settings they differ."""
-    described = [describe(runs) for runs in pairs]
+    several = len({run.benchmark for runs in pairs for run in runs.values()}) > 1
+    described = [describe(runs, several) for runs in pairs]
     names = [one.name() for one in described]
     for name in {name for name in names if names.count(name) > 1}:
         alike = [k for k, other in enumerate(names) if other == name]
@@ -48,11 +49,12 @@ def name_pairs(pairs: Sequence[Runs]) -> list[str]:
     return unique(names)
 
 
-def describe(runs: Runs) -> Described:
+def describe(runs: Runs, several: bool) -> Described:
+    """Of a report on several benchmarks with its own; else the report says once which it is."""
     run = list(runs.values())[-1]  # of the flashback arm, where there is one
     changed = changes(runs.values())
     named = ["recipe"] if run.recipe in KINDS[1:] else []
-    title = f"{run.host} on {Path(run.benchmark).stem}"
+    title = f"{run.host} on {Path(run.benchmark).stem}" if several else run.host
     data = {DATA: str(run.data["data_checksum"])[:DIGITS], ORDER: run.data["class_order"]}
     return Described(title, data | flat_settings(run) | changed, in_order([*named, *changed]))
 

@@ -509,6 +509,7 @@
 
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });
+  addEventListener("beforeprint", () => { for (const fold of $$("#answers details")) fold.open = true; }); // paper has no folds
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
 })();

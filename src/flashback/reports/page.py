@@ -29,6 +29,7 @@ from flashback.reports.words import (
 from flashback.studies.comparison import Row
 
 HERE = Path(__file__).parent
+CARDS = 6  # answers at a glance; on a phone that is two screens or three
 CONCLUSIONS = {
     Outcome.BETTER: "▲ better",
     Outcome.WORSE: "▼ worse",
@@ -40,7 +41,7 @@ CONCLUSIONS = {
 def html_page(report: Report) -> str:
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     parts = {
-        "title": join(["Flashback report: ", ", ".join(report.benchmarks)]),
+        "title": join(["Flashback report: ", report.where]),
         "style": style,
         "style_hash": checksum(style),
         "script": script,
@@ -62,6 +63,7 @@ def body(report: Report) -> Html:
         "Answers": answers(report),
         "Results": results(report),
         "Details": details(report),
+        "Similarity": similarities(report),
         "Budget": budget(report),
         "Statistics": statistics(report),
         "The paper": paper(report),
@@ -79,12 +81,10 @@ def anchor(title: str) -> str:
 
 
 def masthead(report: Report) -> Html:
-    pairs = sum(len(pairing.arms) == len(ARMS) for pairing in report.pairings)
-    counts = f"{plural(len(report.runs), 'finished run')}, {plural(pairs, 'comparison')}"
     return element(
         "header",
         element("h1", "Does flashback help?"),
-        element("p", f"{counts} on {', '.join(report.benchmarks)}", class_="soft"),
+        element("p", report.contents, class_="soft"),
         element("noscript", element("p", "The charts need JavaScript; the tables are complete without it.")),
         class_="masthead",
     )
@@ -112,31 +112,53 @@ def setting_tabs() -> Html:
 
 
 def answers(report: Report) -> Html:
-    return element("ol", *(answer(pairing, index) for index, pairing in enumerate(report.pairings)), class_="answers")
+    """The first at a glance, the others on request; arms with nothing to compare in one line."""
+    indices = {pairing.name: str(index) for index, pairing in enumerate(report.pairings)}
+    cards = [answer(pairing, indices[pairing.name]) for pairing in report.comparisons]
+    about = "By average accuracy, one pair of runs per seed; whole runs and comparisons with many pairs come first."
+    parts = [note(about), element("ol", *cards[:CARDS], class_="answers")] if cards else []
+    if rest := cards[CARDS:]:
+        more = element("summary", f"Show all {plural(len(cards), 'comparison')}")
+        parts.append(element("details", more, element("ol", *rest, class_="answers")))
+    if report.singles:
+        names = [single(pairing, indices[pairing.name]) for pairing in report.singles]
+        listed = element("ul", *names, class_="notes")
+        parts.append(element("details", element("summary", report.singles_in_words), listed, open=not cards))
+    return join(parts)
 
 
-def answer(pairing: Pairing, index: int) -> Html:
+def answer(pairing: Pairing, index: str) -> Html:
+    apart = ", ".join(pairing.comparison.differing_settings)
     words = element(
         "div",
         element("h3", pairing.name),
         *badges(pairing),
-        *(element("p", pairing.answer(setting), data_of=setting) for setting in SETTINGS),
-        element("button", "Show its charts", type="button", data_pairing=str(index)),
+        *(element("p", setting_head(setting), pairing.verdict(setting), data_of=setting) for setting in SETTINGS),
+        *([element("p", f"The arms also differ in {apart}.")] if apart else []),
+        show_charts(index),
     )
-    strip = [element("div", class_="strip", data_strip=str(index))] if len(pairing.arms) == len(ARMS) else []
-    return element("li", words, *strip, class_="card answer")
+    return element("li", words, element("div", class_="strip", data_strip=index), class_="card answer")
+
+
+def single(pairing: Pairing, index: str) -> Html:
+    return element("li", f"{pairing.name}: {ARM_TITLES[pairing.arms[0]]} only ", show_charts(index))
+
+
+def show_charts(index: str) -> Html:
+    return element("button", "Show its charts", type="button", class_="link", data_pairing=index)
+
+
+def setting_head(setting: str) -> Html:
+    return element("span", f"{SETTING_TITLES[setting]}: ", class_=HEAD)
 
 
 def badges(pairing: Pairing) -> list[Html]:
     """What a reader in a hurry should not miss."""
-    if len(pairing.arms) < len(ARMS):
-        return [badge(f"{ARM_TITLES[pairing.arms[0]]} only")]
     comparison = pairing.comparison
     found = []
     for setting in SETTINGS:
-        head = element("span", f"{SETTING_TITLES[setting]}: ", class_=HEAD)
         said = CONCLUSIONS[pairing.outcome(setting)]
-        found.append(element("span", head, said, class_="badge verdict", data_of=setting))
+        found.append(element("span", setting_head(setting), said, class_="badge verdict", data_of=setting))
     found.append(badge(comparison.budget, warn=not comparison.equal_budget))
     found.append(badge(plural(pairing.row(SETTINGS[0]).test.pairs, "pair")))
     found.append(badge(recipe_in_words(pairing.any_run, changed=bool(pairing.changes))))
@@ -221,18 +243,19 @@ def details(report: Report) -> Html:
             "dashed line the model flashes back to where it stood, and phase 2 begins.",
             wide=True,
         ),
-        *(
-            figure(
-                f"similarity {index}",
-                f"Similarity of representations: {similarity.title}",
-                "Linear CKA with a jointly trained reference; higher is closer to having learned everything at once.",
-                wide=True,
-            )
-            for index, similarity in enumerate(report.similarities)
-        ),
     ]
     choice = element("label", "Method ", element("select", *options, id="pairing"))
     return join([element("div", choice, class_="controls"), element("div", *charts, config_card(), class_="grid")])
+
+
+def similarities(report: Report) -> Html:
+    """Each is about the host it names, whichever method the charts above show."""
+    about = "Linear CKA with a jointly trained reference; higher is closer to having learned everything at once."
+    found = [
+        figure(f"similarity {index}", f"Representations of {similarity.title}", about, wide=True)
+        for index, similarity in enumerate(report.similarities)
+    ]
+    return element("div", *found, class_="grid") if found else Html()
 
 
 def figure(kind: str, title: str, caption: str, wide: bool = False) -> Html:

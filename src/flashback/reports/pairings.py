@@ -20,7 +20,16 @@ from flashback.reports.naming import name_pairs
 from flashback.reports.printed import Printed, printed_for
 from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
-from flashback.reports.words import ARM_TITLES, SETTING_TITLES, SIGNIFICANT, TITLES, unmatched_seeds, unvalued_seeds
+from flashback.reports.words import (
+    ABSENT,
+    ARM_TITLES,
+    SETTING_TITLES,
+    SIGNIFICANT,
+    TITLES,
+    plural,
+    unmatched_seeds,
+    unvalued_seeds,
+)
 from flashback.studies.comparison import (
     Comparison,
     Row,
@@ -41,7 +50,6 @@ class Outcome(IntEnum):
     WORSE = 2
     ALIKE = 3
     UNTESTED = 4
-    ONE_ARM = 5
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,11 @@ class Pairing:
     @property
     def arms(self) -> list[str]:
         return [arm for arm in ARMS if self.of(arm)]
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one arm stands alone, with nothing to compare it with."""
+        return len(self.arms) < len(ARMS)
 
     @property
     def seeds(self) -> list[int]:
@@ -126,7 +139,7 @@ class Pairing:
 
     def differing_settings(self, ignored: Sequence[str] = ("seed", "checkpoint")) -> list[str]:
         """The settings in which the arms differ."""
-        if len(self.arms) < len(ARMS):
+        if self.is_single:
             return []
         host, flashback = (self.of(arm)[0].settings for arm in ARMS)
         return differing_keys(host, flashback, ignored)
@@ -136,16 +149,23 @@ class Pairing:
 
     def answer(self, setting: str) -> str:
         """Does flashback help this host? One sentence."""
-        if len(self.arms) < len(ARMS):
+        if self.is_single:
             return f"Only runs of one arm ({ARM_TITLES[self.arms[0]]}) are here, so there is nothing to compare."
         apart = ", ".join(self.comparison.differing_settings)
-        budget = self.comparison.budget + (f", arms that also differ in {apart}" if apart else "")
-        return f"Average accuracy, {SETTING_TITLES[setting]}, {budget}: {verdict(self.row(setting).test)}"
+        budget = self.budget + (f", arms that also differ in {apart}" if apart else "")
+        return f"Average accuracy, {SETTING_TITLES[setting]}, {budget}: {self.verdict(setting)}"
+
+    def verdict(self, setting: str) -> str:
+        """The answer for readers who see setting and budget beside it."""
+        return verdict(self.row(setting).test)
+
+    @property
+    def budget(self) -> str:
+        """Whether the arms spent the same; nothing of an arm that stands alone."""
+        return ABSENT if self.is_single else self.comparison.budget
 
     def outcome(self, setting: str) -> Outcome:
-        """How the test by seed of the average accuracy came out."""
-        if len(self.arms) < len(ARMS):
-            return Outcome.ONE_ARM
+        """How the test by seed of the average accuracy came out; of arms that are both there."""
         test = self.row(setting).test
         if test.p is None:
             return Outcome.UNTESTED
@@ -185,9 +205,31 @@ class Report:
     skipped: dict[str, str]
 
     @property
+    def comparisons(self) -> list[Pairing]:
+        """Those with both arms."""
+        return [pairing for pairing in self.pairings if not pairing.is_single]
+
+    @property
+    def singles(self) -> list[Pairing]:
+        return [pairing for pairing in self.pairings if pairing.is_single]
+
+    @property
+    def contents(self) -> str:
+        """What there is, in the same words and counts wherever a report begins."""
+        runs = f"{plural(len(self.runs), 'finished run')} on {self.where}"
+        kinds = {"comparison": len(self.comparisons), "single arm": len(self.singles)}
+        return f"{runs}: {', '.join(plural(count, noun) for noun, count in kinds.items() if count)}"
+
+    @property
+    def singles_in_words(self) -> str:
+        hosts = ", ".join(dict.fromkeys(pairing.any_run.host for pairing in self.singles))
+        return f"{plural(len(self.singles), 'single arm')}, with nothing to compare: {hosts}"
+
+    @property
     def runs(self) -> list[Run]:
-        """Every run once, though a host arm may stand in several pairings."""
-        return list({run.name: run for pairing in self.pairings for run in pairing.runs.values()}.values())
+        """Every run once, though a host arm may stand in several pairings; in the order of names."""
+        named = sorted(self.pairings, key=lambda pairing: (pairing.any_run.benchmark, pairing.name))
+        return list({run.name: run for pairing in named for run in pairing.runs.values()}.values())
 
     @property
     def seed_remarks(self) -> list[str]:
@@ -198,6 +240,11 @@ class Report:
     @property
     def benchmarks(self) -> list[str]:
         return list(dict.fromkeys(pairing.any_run.benchmark for pairing in self.pairings))
+
+    @property
+    def where(self) -> str:
+        """The benchmarks by name, wherever their files lie."""
+        return ", ".join(Path(benchmark).stem for benchmark in self.benchmarks)
 
     @property
     def metrics(self) -> list[str]:
@@ -241,7 +288,12 @@ def pair(found: Found) -> list[Pairing]:
         for runs in group.get(FLASHBACK, {"": []}).values():
             pairs.append(by_seed([*host, *runs], found.skipped))
     names = name_pairs(pairs)
-    return sorted(map(Pairing, names, pairs), key=lambda pairing: (pairing.any_run.benchmark, pairing.name))
+    return sorted(map(Pairing, names, pairs), key=weight)
+
+
+def weight(pairing: Pairing) -> tuple[bool, int, str, str]:
+    """What a reader should see first: whole runs, then many pairs."""
+    return not pairing.is_whole, -len(pairing.common_seeds), pairing.any_run.benchmark, pairing.name
 
 
 def identity(run: Run) -> str:

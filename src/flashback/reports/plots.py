@@ -20,6 +20,7 @@ from flashback.reports.words import ARM_TITLES, SETTING_TITLES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.transforms import BboxBase
 
 # Okabe and Ito's colours, told apart by everyone; dashes and markers say the same once more.
 LOOKS: dict[str, dict[str, Any]] = {
@@ -34,6 +35,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 160},
     "pdf": {"metadata": {"CreationDate": None}},
 }  # the same runs give the same files
+PADDING = 0.1  # inches around a chart
 POINTS = 600
 LINE = 56  # letters in a line of a name
 
@@ -47,17 +49,19 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
     def save(figure: Figure | None, place: Path, kind: str) -> None:
         if figure is not None:
             place.mkdir(parents=True, exist_ok=True)
+            whole = laid_out(figure)
             for suffix, options in FORMATS.items():
                 written.append(place / f"{kind}.{suffix}")
-                figure.savefig(written[-1], bbox_inches="tight", **options)
+                figure.savefig(written[-1], bbox_inches=whole, **options)
 
     for setting in SETTINGS:
         save(plot_answers(report, setting), folder, f"answers-{SETTING_TITLES[setting]}")
         for benchmark in report.benchmarks:
             name = folder_name(f"methods {Path(benchmark).stem} {SETTING_TITLES[setting]}", taken)
             save(plot_methods(report, benchmark, setting), folder, name)
+    alone = f" on {Path(report.benchmarks[0]).stem}" if len(report.benchmarks) == 1 else ""  # names then leave it out
     for pairing in report.pairings:
-        place = folder / folder_name(pairing.name, taken)
+        place = folder / folder_name(pairing.name + alone, taken)
         for setting in SETTINGS:
             for kind, plot in BY_SETTING.items():
                 save(plot(pairing, setting), place, f"{kind}-{SETTING_TITLES[setting]}")
@@ -82,8 +86,17 @@ def folder_name(text: str, taken: set[str]) -> str:
 def new_figure(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height))
     return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
+
+
+def laid_out(figure: Figure) -> BboxBase:
+    """Make room for everything once, where the figure itself would for each format; returns the area drawn on."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    if len(figure.axes) > 1 or figure.legends:  # which one chart alone does not need
+        ConstrainedLayoutEngine().execute(figure)
+    return figure.get_tightbbox().padded(PADDING)
 
 
 def shown(text: str, lines: int | None = 3) -> str:
@@ -165,13 +178,13 @@ def plot_matrices(pairing: Pairing, setting: str) -> Figure:
     for own, (arm, matrix) in zip(axes, matrices.items(), strict=False):
         image = own.imshow(matrix, vmin=0, vmax=100, cmap="cividis")
         own.set_title(ARM_TITLES[arm], fontsize="medium")
-        figure.colorbar(image, ax=own, shrink=0.8)
+        figure.colorbar(image, ax=own, shrink=0.8, use_gridspec=False)
     if len(matrices) == len(ARMS):
         difference = matrices[FLASHBACK] - matrices[HOST]
         most = max(1.0, float(np.nanmax(np.abs(difference))))
         image = axes[-1].imshow(difference, vmin=-most, vmax=most, cmap="PuOr_r")
         axes[-1].set_title("flashback − host", fontsize="medium")
-        figure.colorbar(image, ax=axes[-1], shrink=0.8)
+        figure.colorbar(image, ax=axes[-1], shrink=0.8, use_gridspec=False)
     ticks = np.unique(np.linspace(0, pairing.tasks - 1, min(pairing.tasks, 10)).round().astype(int))
     for own in axes:
         own.set_xticks(ticks, [str(tick + 1) for tick in ticks])
@@ -247,7 +260,10 @@ def draw_stages(axes: Any, curve: Losses) -> None:
             axes.axvline(segment.start, color="0.3" if same else "0.8", linestyle="--" if same else "-", linewidth=0.8)
 
 
-def plot_budget(pairing: Pairing) -> Figure:
+def plot_budget(pairing: Pairing) -> Figure | None:
+    """What the arms spent, side by side; of one alone the tables say it."""
+    if pairing.is_single:
+        return None
     costs = pairing.comparison.cost
     quantities: dict[str, dict[str, float | None]] = {
         "optimiser steps": {arm: cost.steps for arm, cost in costs.items()},
@@ -261,7 +277,7 @@ def plot_budget(pairing: Pairing) -> Figure:
         for arm, value in values.items():
             own.bar(arm, value or 0, color=LOOKS[arm]["color"], hatch="//" if arm == HOST else None, edgecolor="white")
         own.set_title(title, fontsize="small")
-    figure.suptitle(f"{shown(pairing.name)}: {pairing.comparison.budget}", fontsize="medium")
+    figure.suptitle(f"{shown(pairing.name)}: {pairing.budget}", fontsize="medium")
     return figure
 
 

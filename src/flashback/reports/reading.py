@@ -10,12 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flashback.benchmarks import known_as
+from flashback.benchmarks.orders import OF_THE_SEED
 from flashback.config import within
 from flashback.errors import FlashbackError
 from flashback.recipes import resolved
 from flashback.records import RunRecord, read_record
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.studies.comparison import check_measured, is_number, measured
+from flashback.studies.tuning import STUDY
 
 MARKS = {"config.yaml", "run.json", "results.json"}  # a folder with one of them means to be a run
 SIMILARITY = "cka.json"
@@ -51,6 +54,11 @@ class Run:
     def benchmark(self) -> str:
         return str(self.record.config["benchmark"]["name"])
 
+    def on(self, benchmark: str) -> Run:
+        """The same run, with another spelling of its benchmark."""
+        config = {**self.record.config, "benchmark": {**self.record.config["benchmark"], "name": benchmark}}
+        return replace(self, record=replace(self.record, config=config))
+
     @property
     def recipe(self) -> str:
         return str(self.settings["recipe"])
@@ -66,7 +74,9 @@ class Run:
     @property
     def data(self) -> dict[str, Any]:
         """What it learned from: which images, and in which order of classes."""
-        return {key: self.record.run.get(key) for key in ("data_checksum", "class_order")}
+        known = {key: self.record.run.get(key) for key in ("data_checksum", "class_order")}
+        drawn = self.settings["benchmark"].get("order") == OF_THE_SEED  # another one at every seed, and that is meant
+        return {**known, "class_order": OF_THE_SEED} if drawn else known
 
     @property
     def seed(self) -> int:
@@ -120,7 +130,15 @@ def find(folders: Sequence[Path]) -> Found:
                 read_into(found, path, name_of(path, root, alone=len(folders) == 1))
         if len(seen) == before and len(folders) > 1:
             found.skipped.setdefault(str(root), "holds no run that was not read already")
+    found.runs = spelled_alike(found.runs)
     return found
+
+
+def spelled_alike(runs: Sequence[Run]) -> list[Run]:
+    """The same file of one's own is one benchmark, however its path was written: its name and its checksum tell."""
+    first: dict[tuple[str, str], str] = {}
+    same = [first.setdefault((known_as(run.benchmark), str(run.data["data_checksum"])), run.benchmark) for run in runs]
+    return [run if run.benchmark == name else run.on(name) for run, name in zip(runs, same, strict=True)]
 
 
 def marked_folders(root: Path) -> Iterator[Path]:
@@ -143,7 +161,7 @@ def read_into(found: Found, path: Path, name: str) -> None:
             found.similarities.append(read_similarity(path, name))
     except FlashbackError as error:
         found.skipped[f"{name}/{SIMILARITY}"] = str(error)
-    if not any((path / mark).exists() for mark in MARKS):
+    if not any((path / mark).exists() for mark in MARKS) or (path / STUDY).exists():
         return
     try:
         found.runs.append(read_run(path, name))

@@ -23,8 +23,9 @@ def budget(report: Report) -> Html:
     for pairing in report.pairings:
         for arm, cost in pairing.comparison.cost.items():
             amounts = (cost.steps, cost.images, cost.seconds, cost.bytes.get("stable"), cost.bytes.get("plastic"))
-            texts = (ARM_TITLES[arm], pairing.comparison.budget)
-            rows.append(row(pairing.name, texts, [number(amount, ",.0f") for amount in amounts]))
+            rows.append(
+                row(pairing.name, (ARM_TITLES[arm], pairing.budget), [number(amount, ",.0f") for amount in amounts])
+            )
     columns = ("method", "arm", "budget", "optimiser steps", "images", "seconds", "stable bytes", "plastic bytes")
     return join(
         [
@@ -42,7 +43,7 @@ def budget(report: Report) -> Html:
 
 
 def statistics(report: Report) -> Html:
-    complete = [pairing for pairing in report.pairings if len(pairing.arms) == len(ARMS)]
+    complete = report.comparisons
     if not complete:
         return element("p", "No method has runs of both arms, so there is nothing to test.", class_="card")
     blocks = (by_seed(complete), over_methods(report), over_tasks(complete))
@@ -53,7 +54,7 @@ def by_seed(complete: Sequence[Pairing]) -> Html:
     few = sum(pairing.row(SETTINGS[0]).test.pairs < FEW for pairing in complete)
     tests = sum(pairing.row(s).test.p is not None for pairing in complete for s in SETTINGS)
     shown = complete[:SENTENCES]
-    said = {s: [f"{pairing.name}: {verdict(pairing.row(s).test)}" for pairing in shown] for s in SETTINGS}
+    said = {s: [f"{pairing.name}: {pairing.verdict(s)}" for pairing in shown] for s in SETTINGS}
     too_few = (
         f"{few} of {plural(len(complete), 'comparison')} with fewer than {FEW} pairs: a t-test then misses most "
         "differences of the size seen in continual learning, so not significant is not the same as no difference."
@@ -134,9 +135,10 @@ def printed_rows(report: Report) -> dict[str, list[Html]]:
     for pairing in report.pairings:
         for printed in pairing.printed:
             found = pairing.row(printed.setting, printed.metric)
-            numbers = []
+            numbers: list[str | Html] = []
             for arm in ARMS:
-                numbers += [printed.text(arm) or ABSENT, spread(found.mean[arm], found.deviation[arm])]
+                theirs = element("td", printed.text(arm) or ABSENT, class_="n long")
+                numbers += [theirs, spread(found.mean[arm], found.deviation[arm])]
             numbers += [printed_difference(printed.value), signed(found.test.difference)]
             rows[printed.setting].append(row(pairing.name, (TITLES[printed.metric][0], printed.where), numbers))
     return rows

@@ -36,10 +36,11 @@ LATEX_SPECIALS = {
 
 
 def markdown_tables(report: Report) -> str:
-    lines = ["# Does flashback help?", ""]
+    lines = ["# Does flashback help?", "", f"{plain(report.contents)}.", ""]
     for setting in SETTINGS:
         lines += [f"## {SETTING_TITLES[setting].capitalize()}", ""]
-        lines += [f"- **{plain(pairing.name)}.** {plain(pairing.answer(setting))}" for pairing in report.pairings]
+        lines += [f"- **{plain(pairing.name)}.** {plain(pairing.answer(setting))}" for pairing in report.comparisons]
+        lines += [f"- {plain(report.singles_in_words)}."] if report.singles else []
         lines += ["", *markdown_table(report, setting), ""]
     lines += [
         "Mean ± sample deviation over seeds, in percent; difference with p of the paired t-test by seed in brackets. "
@@ -83,12 +84,13 @@ def latex_tables(report: Report) -> str:
 
 
 def latex_table(report: Report, setting: str) -> str:
-    metrics = report.metrics
+    metrics, where = report.metrics, latex(report.where)
     lines = [
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{SETTING_TITLES[setting].capitalize()} results in percent: mean $\pm$ sample deviation over "
-        rf"seeds; difference with $p$ of the paired $t$-test by seed in brackets.{latex_remarks(report)}}}",
+        rf"  \caption{{{SETTING_TITLES[setting].capitalize()} results on {where} in percent: mean $\pm$ sample "
+        rf"deviation over seeds; difference with $p$ of the paired $t$-test by seed in brackets."
+        rf"{latex_remarks(report)}}}",
         rf"  \label{{tab:flashback-{setting.replace('_', '-')}}}",
         rf"  \begin{{tabular}}{{ll{'r' * len(metrics)}}}",
         r"    \toprule",
@@ -147,7 +149,7 @@ COLUMNS = (
 
 
 RUN_COLUMNS = (
-    "folder", "host", "benchmark", "recipe", "arm", "seed", "setting", "classifier", "metric", "value",
+    "method", "folder", "host", "benchmark", "recipe", "arm", "seed", "setting", "classifier", "metric", "value",
 )  # fmt: skip
 
 
@@ -159,8 +161,12 @@ def csv_table(report: Report) -> str:
 
 
 def csv_of_runs(report: Report) -> str:
-    """One line per run, setting, classifier and metric, in full precision; empty where a metric has no value."""
-    return csv_text(RUN_COLUMNS, (values for run in report.runs for values in run_values(run)))
+    """One line per run, setting, classifier and metric, in full precision; empty where a metric has no value.
+
+    A run of the host alone stands under every method that it is compared in.
+    """
+    runs = ((pairing.name, run) for pairing in report.pairings for run in pairing.runs.values())
+    return csv_text(RUN_COLUMNS, (values for method, run in runs for values in run_values(method, run)))
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[str | float | None]]) -> str:
@@ -171,8 +177,8 @@ def csv_text(columns: Sequence[str], rows: Iterable[Iterable[str | float | None]
     return text.getvalue()
 
 
-def run_values(run: Run) -> Iterator[list[str | float | None]]:
-    about = [run.name, run.host, run.benchmark, run.recipe, run.arm, run.seed]
+def run_values(method: str, run: Run) -> Iterator[list[str | float | None]]:
+    about = [method, run.name, run.host, run.benchmark, run.recipe, run.arm, run.seed]
     for setting in SETTINGS:
         for classifier, record in {run.classifier: run.record, **run.others}.items():
             measured = {name: value for name, value in record.results[setting].items() if name != "matrix"}

@@ -64,7 +64,8 @@ def seeds_with_value(row: Row, arm: str) -> int:
 
 
 def by_arm(seeds: Mapping[str, Sequence[int]]) -> str:
-    return "; ".join(f"{ARM_TITLES[arm]}: {', '.join(map(str, own))}" for arm, own in seeds.items())
+    said = {arm: f"seed{'s' * (len(own) > 1)} {', '.join(map(str, own))}" for arm, own in seeds.items()}
+    return "; ".join(f"{ARM_TITLES[arm]}: {own}" for arm, own in said.items())
 
 
 def direction(metric: str, difference: float | None) -> str:

@@ -22,7 +22,10 @@ FORMATS = (*WRITERS, "all")
 
 
 def write_report(report: Report, out: str | Path, form: str = "html") -> list[Path]:
-    """Write one form, or all of them side by side; returns the files written."""
+    """Write one form, or all of them side by side; returns the files written.
+
+    The forms are those of `--format`: html, md, latex, csv, runs-csv and all.
+    """
     out = Path(out)
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)

@@ -15,7 +15,7 @@ import torch
 from flashback.config import RunConfig, TrainingConfig, build, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts import HOSTS
-from flashback.hosts.outside import find_hosts
+from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.speed.figures import (
     MODES,
     Bench,
@@ -103,6 +103,7 @@ def bench(
     device: str = "auto",
     precision: str | None = None,
     out: str | Path | None = None,
+    host_file: HostFiles = None,
     show: Callable[[str], None] = lambda line: None,
 ) -> Bench:
     """Measure how fast training is here; `show` gets a line for each figure as it comes.
@@ -110,11 +111,11 @@ def bench(
     With `out`, figures go into bench.json there one by one, and at last into bench.md and bench.png. A folder with
     figures of the same device, precision and versions is gone on with: only what is missing or failed is measured.
     """
-    find_hosts()
+    find_hosts(host_file)
     choice, target = choice or Choice(), select_device(device)
     choice.check(target)
     config = RunConfig(training=build(TrainingConfig, {"precision": precision}, "training."))
-    setup = Setup(size_for(target), target, select_precision(config, target))
+    setup = Setup(size_for(target), target, select_precision(config, target), host_file)
     prepare_device(config, target, setup.precision)  # the name of a CPU says how many threads it uses
     found = Bench(device_name(target), now(), setup.precision, surroundings(target), setup.size)
     if out is not None:

@@ -52,7 +52,7 @@ class Account:
 
 def serve(job: Job, observer: Observer) -> str | None:
     """Do a run and tell of it; returns what went wrong."""
-    find_hosts()
+    find_hosts(job.setup.host_file)
     if job.cache is not None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = job.cache
     try:

@@ -12,6 +12,7 @@ import torch
 
 from flashback.benchmarks import Benchmark, Images, Task
 from flashback.hosts import HOSTS
+from flashback.hosts.outside import HostFiles
 from flashback.recipes import configure
 from flashback.training.building import build_method
 from flashback.training.surroundings import prepare_device
@@ -71,6 +72,7 @@ class Setup:
     size: Size
     device: torch.device
     precision: str
+    host_file: HostFiles = None  # for the processes of whole runs
 
     def trainer(
         self,

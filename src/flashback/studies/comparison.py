@@ -13,7 +13,7 @@ import torch
 
 from flashback.config import to_dict, within
 from flashback.errors import FlashbackError
-from flashback.hosts.outside import find_hosts
+from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, summarise, verdict
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.recipes import check_free, config_from_dict, configure
@@ -102,7 +102,7 @@ class Comparison:
 
 def compare(
     host: str,
-    benchmark: str = "split-fashion-mini",
+    benchmark: str | Path = "split-fashion-mini",
     *,
     seeds: Sequence[int] = (0, 1, 2),
     out: str | Path,
@@ -111,7 +111,7 @@ def compare(
     jobs: int | None = None,
     data: str | Path | None = None,
     device: str | torch.device = "auto",
-    host_file: str | Path | None = None,
+    host_file: HostFiles = None,
     track: Sequence[str] = (),
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
 ) -> Comparison:
@@ -128,8 +128,10 @@ def compare(
     place = Place.of(data, device, host_file, jobs, track)
 
     def job_of(arm: str, seed: int) -> Job:
-        config = configure(host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=recipe, settings=settings)
-        return Job(arm, seed, to_dict(config), Path(out) / arm / f"seed-{seed}", place)
+        config = configure(
+            host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=recipe, settings=settings, data=data
+        )
+        return Job(arm, config.seed, to_dict(config), Path(out) / arm / f"seed-{config.seed}", place)
 
     planned = [job_of(arm, seed) for seed in seeds for arm in ARMS]
     checksum = rehearse(planned[: len(ARMS)])

@@ -18,15 +18,15 @@ import torch
 from flashback.benchmarks.load import fetch_data, missing_data
 from flashback.config import within
 from flashback.errors import FlashbackError
-from flashback.hosts.outside import find_hosts, in_one_line, outside_code
-from flashback.recipes import config_from_dict, resolved
-from flashback.records import RunFolder, differing_keys, read_config, read_record
-from flashback.records.folder import ANOTHER_FOLDER
+from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
+from flashback.recipes import config_from_dict
+from flashback.records import RunFolder
 from flashback.studies.packing import FixedPace, MeasuredPace, sharing_gpu
 from flashback.studies.processes import DIED, STOPPED, end_of, run_in_processes
 from flashback.training.beginnings import SHARED, first_task_settings
 from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.checkpoints import Interrupted
+from flashback.training.finished import finished_run
 from flashback.training.running import run
 from flashback.training.surroundings import PORTION, select_device
 from flashback.training.trackers import check_tracker
@@ -43,7 +43,7 @@ class Place:
 
     data: str | Path | None
     device: str
-    host_file: str | Path | None
+    host_file: HostFiles
     track: tuple[str, ...] = ()  # trackers, of which every run has its own
 
     @classmethod
@@ -51,7 +51,7 @@ class Place:
         cls,
         data: str | Path | None,
         device: str | torch.device,
-        host_file: str | Path | None,
+        host_file: HostFiles,
         jobs: int | None,
         track: Sequence[str] = (),
     ) -> Place:
@@ -90,27 +90,7 @@ class Job:
 
 def is_finished(job: Job, checksum: str | None = None) -> bool:
     """Whether the folder of a job holds its finished run; a run of anything else there is an error."""
-    if not (job.folder / "config.yaml").exists():
-        return False
-    differing = differing_keys(resolved(read_config(job.folder)), job.config, ignored=["checkpoint"])
-    if differing:
-        raise FlashbackError(
-            f"{job.folder} holds a run of another configuration (differs in {', '.join(differing)}); {ANOTHER_FOLDER}"
-        )
-    if not (job.folder / "results.json").exists():
-        return False
-    check_code(job.folder, job.config)
-    if checksum is not None and read_record(job.folder).run.get("data_checksum") != checksum:
-        raise FlashbackError(f"{job.folder} holds a run on other data; {ANOTHER_FOLDER}")
-    return True
-
-
-def check_code(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a finished run of a host or a net from a file that has changed since."""
-    known = read_record(folder).run.get("must_match")
-    before = known.get("code") if isinstance(known, dict) else None
-    now = outside_code(config["host"]["name"], config["host"]["net"]).get("code")
-    within(before == now, f"{folder} was made with other code of this host or net; {ANOTHER_FOLDER}")
+    return finished_run(job.folder, job.config, checksum, job.place.data) is not None
 
 
 def benchmarks_of(jobs: Sequence[Job]) -> list[str]:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashback.benchmarks import Benchmark, Images
+from flashback.benchmarks import Benchmark, Images, known_as
 from flashback.config import RunConfig, within
 from flashback.errors import FlashbackError
 from flashback.hosts.base import HOSTS, Host
-from flashback.hosts.outside import find_hosts
+from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.metrics import LinearCKA
 from flashback.nets import Backbone
 from flashback.recipes import config_from_dict
@@ -32,7 +32,7 @@ def compare_representations(
     *,
     data: str | Path | None = None,
     device: str | torch.device = "auto",
-    host_file: str | Path | None = None,
+    host_file: HostFiles = None,
     out: str | Path | None = None,
 ) -> dict[str, Any]:
     """CKA of both arms with the reference, on test images of earlier tasks (old) and of the last one (new).
@@ -68,7 +68,7 @@ def check_roles(folders: Mapping[str, Path], configs: Mapping[str, RunConfig]) -
     )
     for what, (first, second) in {
         "host": (host.host.name, flashback.host.name),
-        "benchmark": (host.benchmark.name, flashback.benchmark.name),
+        "benchmark": (known_as(host.benchmark.name), known_as(flashback.benchmark.name)),
     }.items():
         within(first == second, f"the first two runs have the {what}s {first} and {second}; CKA needs the same {what}")
     within(

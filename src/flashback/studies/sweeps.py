@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +16,14 @@ import torch
 from flashback.config import build, fields_of, read_yaml, to_dict, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts import HOSTS, Host
-from flashback.hosts.outside import find_hosts
+from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.recipes import check_free, configure
 from flashback.records import dotted
 from flashback.records.terms import FLASHBACK
 from flashback.studies.jobs import Job, Place, carry_out, ensure_data, gets_another_chance, is_finished
 from flashback.training.trainer import Event, Observer
 
+LONGEST_NAME = 120  # letters of a folder; file systems take 255 bytes
 STATES = DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"
 
 
@@ -80,7 +82,11 @@ def parse_sweep(text: str, source: str) -> Sweep:
     title = str(document.pop("title", Path(source).stem))
     parts = document.pop("parts", [{}])
     within(isinstance(parts, list) and all(isinstance(part, dict) for part in parts), f"{source}: parts is a list")
-    built = tuple(build(Part, merged(document, part), f"{source}: ") for part in parts)
+    written = [merged(document, part) for part in parts]
+    for count in (part["seeds"] for part in written if type(part.get("seeds")) is int):
+        meant = list(range(count)) if 1 <= count <= 10 else [count]  # so many, or just this one
+        raise FlashbackError(f"{source}: seeds is a list of seeds, not {count}; write {meant}")
+    built = tuple(build(Part, part, f"{source}: ") for part in written)
     for part in built:
         part.check(source)
     return Sweep(title, built)
@@ -111,7 +117,13 @@ def plan(sweep: Sweep, out: Path, place: Place) -> list[Job]:
             for choice in combinations(part.grid, arm):
                 settings = {**part.settings, **choice}
                 config = configure(
-                    host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=part.recipe, settings=settings
+                    host,
+                    benchmark,
+                    flashback=arm == FLASHBACK,
+                    seed=seed,
+                    recipe=part.recipe,
+                    settings=settings,
+                    data=place.data,
                 )
                 folder = out / slug(benchmark) / slug(host) / slug(part.recipe) / label(choice) / arm / f"seed-{seed}"
                 job = Job(arm, seed, to_dict(config), folder, place, str(folder.relative_to(out)))
@@ -162,11 +174,19 @@ def combinations(grid: Mapping[str, Sequence[Any]], arm: str) -> Iterator[dict[s
 
 def label(choice: Mapping[str, Any]) -> str:
     """A folder name for one combination of the grid."""
-    return ",".join(f"{slug(key)}={slug(str(value))}" for key, value in choice.items()) or "recipe"
+    return fitting(",".join(f"{slug(key)}={slug(str(value))}" for key, value in choice.items()) or "recipe")
 
 
 def slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text).strip("-.") or "-"
+    """Text as a folder name. A sign stays: -1.0 and [-1, 2] are not 1.0 and [1, 2]."""
+    sign = "-" if re.match(r"\W*-[.\d]", text) else ""
+    return fitting(sign + (re.sub(r"[^A-Za-z0-9.+_-]+", "-", text).strip("-.") or "-"))
+
+
+def fitting(name: str) -> str:
+    """A name that file systems take: of a long one the beginning, and a digest that stands for the whole."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return name if len(name) <= LONGEST_NAME else f"{name[:80].rstrip('-')}-{digest}"
 
 
 # ---------------------------------------------------------------- running
@@ -197,7 +217,7 @@ def run_sweep(
     jobs: int | None = None,
     data: str | Path | None = None,
     device: str | torch.device = "auto",
-    host_file: str | Path | None = None,
+    host_file: HostFiles = None,
     track: Sequence[str] = (),
     watch: Callable[[Outcome, str], Observer] = lambda outcome, name: lambda event: None,
 ) -> Outcome:

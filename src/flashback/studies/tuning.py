@@ -15,8 +15,8 @@ import yaml
 
 from flashback.config import RunConfig, to_dict, within
 from flashback.errors import import_extra
-from flashback.hosts.outside import find_hosts
-from flashback.recipes import check_free, configure, resolved
+from flashback.hosts.outside import HostFiles, find_hosts
+from flashback.recipes import check_free, comparable, configure
 from flashback.records import RunFolder, dotted, is_finished, read_record, write_atomically
 from flashback.training.beginnings import SHARED
 from flashback.training.running import run
@@ -26,6 +26,7 @@ VALIDATION = 0.1  # of the training images of every class
 ALPHAS = (0.001, 0.01, 0.1, 1.0)
 CHOSEN = ("flashback.alpha", "flashback.epochs")
 HELD_OUT = "benchmark.validation"
+STUDY = "study.db"  # beside the config.yaml of its first choice; no run lies in the folder itself
 Choice = tuple[float, int]  # alpha_p and E1
 
 
@@ -43,7 +44,7 @@ class Tuned:
 
 def tune(
     host: str,
-    benchmark: str = "split-fashion-mini",
+    benchmark: str | Path = "split-fashion-mini",
     *,
     out: str | Path,
     trials: int = 8,
@@ -52,7 +53,7 @@ def tune(
     settings: Mapping[str, Any] | None = None,
     data: str | Path | None = None,
     device: str | torch.device = "auto",
-    host_file: str | Path | None = None,
+    host_file: HostFiles = None,
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
 ) -> Tuned:
     """Search alpha_p and E1 with Optuna. The study and its runs lie in `out`; the same call goes on with them.
@@ -69,15 +70,15 @@ def tune(
 
     def configured(alpha: float, epochs: int) -> RunConfig:
         chosen = {HELD_OUT: VALIDATION, **own, **dict(zip(CHOSEN, (alpha, epochs), strict=True))}
-        return configure(host, benchmark, flashback=True, seed=seed, recipe=recipe, settings=chosen)
+        return configure(host, benchmark, flashback=True, seed=seed, recipe=recipe, settings=chosen, data=data)
 
     base = configured(ALPHAS[0], 1)
     within(base.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
     # Another tuning in the same folder is refused.
-    folder = RunFolder.open(Path(out), to_dict(base), resolve=resolved).path
+    folder = RunFolder.open(Path(out), to_dict(base), resolve=comparable).path
     study = optuna.create_study(
         study_name="flashback",
-        storage=f"sqlite:///{(folder / 'study.db').resolve()}",
+        storage=f"sqlite:///{(folder / STUDY).resolve()}",
         direction="maximize",
         load_if_exists=True,
     )
@@ -98,11 +99,11 @@ def tune(
 
     go_on(study, objective, trials, list(product(ALPHAS, lengths)))
     bare = {key: value for key, value in own.items() if not key.startswith("flashback.")}
-    alone = configure(host, benchmark, seed=seed, recipe=recipe, settings={HELD_OUT: VALIDATION, **bare})
+    alone = configure(host, benchmark, seed=seed, recipe=recipe, settings={HELD_OUT: VALIDATION, **bare}, data=data)
     host_accuracy = accuracy_of(alone, "host")
     shutil.rmtree(folder / SHARED, ignore_errors=True)
     settings = {key: value for key, value in own.items() if key != HELD_OUT}
-    return conclude(study, folder, host, benchmark, recipe, settings, host_accuracy)
+    return conclude(study, folder, host, base.benchmark.name, recipe, settings, host_accuracy)
 
 
 def go_on(study: Any, objective: Callable[[Any], float], trials: int, choices: list[Choice]) -> None:

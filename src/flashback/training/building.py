@@ -12,7 +12,7 @@ import torch
 
 from flashback.benchmarks import Benchmark, class_order, load_benchmark
 from flashback.benchmarks.orders import task_sizes
-from flashback.config import BenchmarkConfig, RunConfig, TrainingConfig, shown, within
+from flashback.config import RunConfig, TrainingConfig, shown, within
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import find_hosts
@@ -58,7 +58,7 @@ def build_host(
         isinstance(config, RunConfig),
         f"fb.build_host takes the name of a host or what fb.configure returns, not {type(config).__name__}",
     )
-    check_benchmark(config.benchmark, benchmark)
+    check_benchmark(config, benchmark)
     with saying_what_to_change():
         host = HOSTS[config.host.name](config, benchmark, device)
     host.check()
@@ -72,10 +72,11 @@ def check_loaded(benchmark: Benchmark, what: str) -> None:
     )
 
 
-def check_benchmark(chosen: BenchmarkConfig, given: Benchmark) -> None:
+def check_benchmark(config: RunConfig, given: Benchmark) -> None:
     """Refuse a benchmark that contradicts a configuration; what the configuration leaves open, None, cannot."""
+    chosen = config.benchmark
     is_named = given.name in (chosen.name, Path(chosen.name).stem)  # files of one's own are named by their stem
-    order = None if chosen.order is None else class_order(chosen.order, len(given.order))
+    order = None if chosen.order is None else class_order(chosen.order, len(given.order), config.seed)
     sizes = None if chosen.sizes is None else list(task_sizes(chosen.sizes, len(given.order))[: chosen.tasks])
     for key, said, found in (
         ("name", None if is_named else chosen.name, given.name),
@@ -91,14 +92,20 @@ def check_benchmark(chosen: BenchmarkConfig, given: Benchmark) -> None:
 
 
 def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The full key of each plain name: a setting of the host, else of the training, else the seed."""
-    known = {"seed": "seed"}
+    """The full key of each plain name: a setting of the host or of its training, or the seed."""
+    known = {"seed": ["seed"]}
     for prefix, section in (("training", TrainingConfig), ("host", host.Settings)):
-        known |= {field.name: f"{prefix}.{field.name}" for field in fields(section)}
+        for field in fields(section):
+            known.setdefault(field.name, []).append(f"{prefix}.{field.name}")
     for name in settings:
         if name not in known:
             raise unknown("setting", name, known)
-    return {known[name]: value for name, value in settings.items()}
+        within(
+            len(known[name]) == 1,
+            f"'{name}' may be {' or '.join(known[name])}; give fb.build_host a configuration that says which, made by "
+            f'fb.configure(..., settings={{"{known[name][0]}": ...}})',
+        )
+    return {known[name][0]: value for name, value in settings.items()}
 
 
 def build_method(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "auto") -> Host | Flashback:

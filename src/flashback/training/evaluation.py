@@ -46,6 +46,11 @@ def evaluate(method: Host | Flashback, tasks: Benchmark | Sequence[Task]) -> dic
         isinstance(tasks, Sequence) and len(tasks) > 0 and all(isinstance(task, Task) for task in tasks),
         "fb.evaluate takes a benchmark or a list of its tasks",
     )
+    own, given = host.benchmark.image_shape, tuple(tasks[0].test.x.shape[1:])
+    within(
+        own == given,
+        f"this host was built for images of shape {list(own)}, and these are {list(given)}; evaluate it on such images",
+    )
     seen = max(task.seen.stop for task in (host.task, *tasks))
     with evaluation_mode(host):
         return {name: _accuracies(host, classifier, tasks, seen) for name, classifier in host.classifiers().items()}

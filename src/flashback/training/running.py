@@ -13,16 +13,17 @@ from flashback.config import RunConfig, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host
 from flashback.plugin import Flashback
-from flashback.recipes import config_from_dict, resolved
+from flashback.recipes import comparable, config_from_dict
 from flashback.records import RunFolder, is_finished, read_config
 from flashback.training.beginnings import Beginning, LeavingKeeper, tell_earlier
 from flashback.training.building import build_method, check_loaded, open_benchmark, saying_what_to_change
 from flashback.training.checkpoints import Checkpoints
 from flashback.training.evaluation import host_of
+from flashback.training.finished import IGNORED, finished_run
 from flashback.training.surroundings import (
     compare_surroundings,
     describe,
-    prepare_device,
+    prepared_device,
     select_device,
     select_precision,
 )
@@ -43,7 +44,8 @@ def run(
 ) -> TrainingResult:
     """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there.
 
-    A folder that holds an unfinished run of the same configuration is gone on with, exactly where it stopped.
+    A folder that holds an unfinished run of the same configuration is gone on with, exactly where it stopped; of a
+    finished one the result is read from its record, and nothing is trained.
     `observers` are told every event, and so are the trackers named in `track`; `first_tasks` is a folder where runs
     that differ in flashback alone leave and find their first task; `progress` prints a line for every task learned.
     """
@@ -53,14 +55,15 @@ def run(
         check_tracker(name)
     device = select_device(device)
     precision = select_precision(config, device)
-    prepare_device(config, device, precision)
     benchmark = open_benchmark(config, data)
-    method = build_method(config, benchmark, device)
+    if out is not None and (record := finished_run(Path(out), to_dict(config), benchmark.checksum)) is not None:
+        return TrainingResult.read(record)
     observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
-    with saying_what_to_change():
+    with prepared_device(config, device, precision), saying_what_to_change():
+        method = build_method(config, benchmark, device)
         if out is None:
             return Trainer(method, benchmark, observers, precision=precision).run()
-        folder = RunFolder.open(Path(out), to_dict(config), ignored=["checkpoint"], resolve=resolved)
+        folder = RunFolder.open(Path(out), to_dict(config), IGNORED, comparable)
         with folder.lock(), tracking(track, config, Path(out)) as trackers:
             shared = None if first_tasks is None else Path(first_tasks)
             return _run_in_folder(folder, method, benchmark, [*observers, *trackers], precision, shared)
@@ -89,9 +92,9 @@ def train(
     own, given = ((each.checksum, each.order, each.sizes) for each in (host.benchmark, benchmark))
     within(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
     precision = select_precision(host.config, host.device)
-    prepare_device(host.config, host.device, precision)
     observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
-    result = Trainer(method, benchmark, observers, precision=precision).run()
+    with prepared_device(host.config, host.device, precision):
+        result = Trainer(method, benchmark, observers, precision=precision).run()
     host.eval()
     return result
 
@@ -159,16 +162,21 @@ def resume(path: str | Path, **options: Any) -> TrainingResult:
 
 
 def load_trained(folder: str | Path, data: str | Path | None = None, device: str | torch.device = "auto") -> Host:
-    """The host of a finished run as it was at the end, in evaluation mode, from the run's folder alone."""
+    """The host of a finished run as it was at the end, in evaluation mode, from the run's folder and its data alone.
+
+    Data of one's own that are no longer where they were are looked for in the folder `data`.
+    """
     path = Path(folder)
     config = config_from_dict(read_config(path))
     benchmark, target = open_benchmark(config, data), select_device(device)
-    prepare_device(config, target, "fp32")
-    trainer = Trainer(build_method(config, benchmark, target), benchmark)
-    state = Checkpoints(path / "checkpoint", config.checkpoint).load()
-    if state is None or state.values["position"]["task"] < len(benchmark.tasks):
-        raise FlashbackError(f"{path} does not hold a finished run with its checkpoint; train it again with --out")
-    trainer.resume(state)
+    known = RunFolder(path).read_run().get("data_checksum", benchmark.checksum)
+    within(known == benchmark.checksum, f"the run in {path} was made on other data than those found; give its own")
+    with prepared_device(config, target, "fp32"):
+        trainer = Trainer(build_method(config, benchmark, target), benchmark)
+        state = Checkpoints(path / "checkpoint", config.checkpoint).load()
+        if state is None or state.values["position"]["task"] < len(benchmark.tasks):
+            raise FlashbackError(f"{path} does not hold a finished run with its checkpoint; train it again with --out")
+        trainer.resume(state)
     return trainer.host.eval()
 
 

@@ -1,4 +1,4 @@
-"""One training step: gather, augment, forward, named losses, backward, descend, after-step. Here and nowhere else."""
+"""One training step: gather, augment, forward, losses, backward, before-update, SGD, after-step. Nowhere but here."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ class TrainingStep:
             terms = checked(self.stage.losses(step), self.host.settings.name)
         total = total_loss(terms)
         total.backward()  # type: ignore[no-untyped-call]
+        self.stage.before_update(step)
         self.optimiser.step()
         with torch.no_grad():
             self.stage.after_step(step)

@@ -7,6 +7,8 @@ import os
 import platform
 import subprocess
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -44,6 +46,17 @@ def select_precision(config: RunConfig, device: torch.device) -> str:
     if device.type != "cuda" and config.training.precision in ("tf32", "bf16"):
         raise FlashbackError(f"training.precision {config.training.precision} needs a CUDA device; on the CPU use fp32")
     return config.training.precision or ("bf16" if device.type == "cuda" else "fp32")
+
+
+@contextmanager
+def prepared_device(config: RunConfig, device: torch.device, precision: str) -> Iterator[None]:
+    """`prepare_device` for a while: how many threads the rest of a program computes with is its own affair."""
+    threads = torch.get_num_threads()
+    prepare_device(config, device, precision)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def prepare_device(config: RunConfig, device: torch.device, precision: str) -> None:

@@ -17,6 +17,7 @@ from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.metrics import of_the_end, summarise
 from flashback.plugin import Flashback
+from flashback.records import RunRecord
 from flashback.records.terms import SETTINGS
 from flashback.seeds import (
     derive_seed,
@@ -89,20 +90,42 @@ class Keeper(Protocol):
 class TrainingResult:
     """The outcome of a run: matrices and every metric derived from them, for both settings and every classifier."""
 
-    def __init__(self, history: History, tasks: Sequence[Task], task_by_task: bool = True) -> None:
-        self.history, self.task_by_task = history, task_by_task
-        sizes = [len(task.test) for task in tasks]
-        self.classifiers = {
-            name: {setting: self._setting(name, setting, sizes) for setting in SETTINGS} for name in history.matrices
-        }
+    def __init__(self, history: History, classifiers: dict[str, dict[str, dict[str, Any]]]) -> None:
+        self.history, self.classifiers = history, classifiers
 
-    def _setting(self, classifier: str, setting: str, sizes: list[int]) -> dict[str, Any]:
-        matrix = self.history.matrices[classifier][setting]
-        zero_shot = self.history.zero_shot.get(classifier, {}).get(setting)
-        untrained = self.history.untrained.get(classifier, {}).get(setting)
-        metrics = summarise(matrix, sizes, zero_shot, untrained)
-        told = metrics if self.task_by_task else of_the_end(metrics)
-        return {"matrix": matrix, "zero_shot": zero_shot, "untrained": untrained, **told}
+    @classmethod
+    def of(cls, history: History, tasks: Sequence[Task], task_by_task: bool = True) -> TrainingResult:
+        """What follows from what was measured."""
+        sizes = [len(task.test) for task in tasks]
+
+        def told(classifier: str, setting: str) -> dict[str, Any]:
+            matrix = history.matrices[classifier][setting]
+            zero_shot = history.zero_shot.get(classifier, {}).get(setting)
+            untrained = history.untrained.get(classifier, {}).get(setting)
+            metrics = summarise(matrix, sizes, zero_shot, untrained)
+            own = metrics if task_by_task else of_the_end(metrics)
+            return {"matrix": matrix, "zero_shot": zero_shot, "untrained": untrained, **own}
+
+        return cls(history, {name: {setting: told(name, setting) for setting in SETTINGS} for name in history.matrices})
+
+    @classmethod
+    def read(cls, record: RunRecord) -> TrainingResult:
+        """The result of a finished run, from what it left."""
+        try:
+            own, found = record.results["classifier"], record.results["classifiers"]
+            classifiers = {own: found[own], **found}
+            matrices, zero_shot, untrained = (
+                {
+                    name: {setting: values[setting][what] for setting in SETTINGS}
+                    for name, values in classifiers.items()
+                    if values[SETTINGS[0]][what] is not None
+                }
+                for what in ("matrix", "zero_shot", "untrained")
+            )
+            spent = (record.run[key] for key in ("budget", "knowledge_bytes", "seconds", "training_seconds"))
+            return cls(History(matrices, zero_shot, untrained, *spent), classifiers)
+        except (KeyError, TypeError, ValueError):
+            raise FlashbackError(f"{record.path} is not a whole record; remove the folder to run it again") from None
 
     def as_dict(self) -> dict[str, Any]:
         """The contents of results.json: the host's own classifier first, the others beside it."""
@@ -164,7 +187,7 @@ class Trainer:
             self.run_task(task)
         self.save()
         self.history.seconds += time.monotonic() - self._clock
-        return TrainingResult(self.history, self.benchmark.tasks, self.host.task_by_task)
+        return TrainingResult.of(self.history, self.benchmark.tasks, self.host.task_by_task)
 
     def run_task(self, task: Task) -> None:
         self.method.enter(task)

@@ -1,0 +1,285 @@
+"""Does a host keep the promises that comparisons rest on? Short runs on made images tell."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashback.benchmarks import Benchmark, load_benchmark
+from flashback.config import RunConfig
+from flashback.errors import FlashbackError
+from flashback.hosts.base import HOSTS, Host
+from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
+from flashback.recipes import configure
+from flashback.training.building import build_method
+from flashback.training.trainer import Position, RunState, Trainer
+
+TASKS = (2, 3, 2)  # classes of each: tasks of unequal size
+MADE: dict[str, Any] = {
+    "host.net": "smallcnn",
+    "training.epochs": 2,
+    "training.batch_size": 8,
+    "training.lr": 0.05,
+    "training.momentum": 0.9,
+    "flashback.epochs": 1,
+    "flashback.alpha": 0.1,
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A promise, and what a host did instead; None where it kept it."""
+
+    promise: str
+    problem: str | None
+
+    @property
+    def kept(self) -> bool:
+        return self.problem is None
+
+
+class Broken(Exception):  # noqa: N818 - it is the answer, not an error
+    """What a host did instead of what was promised."""
+
+
+def check_host(
+    name: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    host_file: HostFiles = None,
+    watch: Callable[[Check], None] = lambda check: None,
+) -> list[Check]:
+    """Train a host a few steps at a time, on the CPU and on made images, and see whether it keeps each promise.
+
+    Settings are those of the short runs; a host that cannot be trained at all breaks the first promise and is not
+    asked for the others. `watch` is told of every promise when it has been looked into.
+    """
+    find_hosts(host_file)
+    trial = Trial(name, dict(settings or {}))
+    trial.config()  # a setting that makes no sense is refused, not found broken
+    found: list[Check] = []
+    for promise in PROMISES if HOSTS[name].has_knowledge else PROMISES_OF_ANY_HOST:
+        found.append(Check(promise.__doc__ or "", problem_with(promise, trial)))
+        watch(found[-1])
+        if not found[0].kept:
+            break
+    return found
+
+
+def problem_with(promise: Callable[[Trial], None], trial: Trial) -> str | None:
+    try:
+        promise(trial)
+    except Broken as broken:
+        return str(broken)
+    except FlashbackError as error:
+        return str(error)
+    except Exception as error:
+        return f"{in_one_line(error)} ({place_of(error)})"
+    return None
+
+
+def place_of(error: Exception) -> str:
+    """The last line of code that was on its way."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def short_settings(host: type[Host]) -> dict[str, Any]:
+    """Settings that make any host quick on a few images: a small memory, short further stages."""
+    small = {"memory_size": 21, "minibatch": 6, "contrastive_batch": 6}
+    names = [field.name for field in fields(host.Settings)]
+    short = {name: 1 for name in names if name.endswith("_epochs")}
+    return {f"host.{name}": value for name, value in {**small, **short}.items() if name in names}
+
+
+def made_images(classes: int, side: int = 32) -> dict[str, Any]:
+    """Classes that a small network can tell apart: a fixed random pattern for each, plus noise."""
+    draw = np.random.default_rng(7)
+    patterns = draw.integers(40, 216, (classes, side, side, 3))
+    arrays: dict[str, Any] = {}
+    for part, count in (("train", 10), ("test", 4)):
+        labels = np.arange(classes).repeat(count)
+        noise = draw.integers(-40, 40, (len(labels), side, side, 3))
+        arrays |= {f"x_{part}": (patterns[labels] + noise).clip(0, 255).astype(np.uint8), f"y_{part}": labels}
+    return arrays
+
+
+# ---------------------------------------------------------------- short runs
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a run ended with."""
+
+    results: dict[str, Any]
+    weights: dict[str, Tensor]
+    budget: list[dict[str, Any]]
+    bytes: dict[str, int]
+
+    def differs_from(self, other: Ending) -> str | None:
+        """The first thing that is not the same, bit for bit."""
+        if self.results != other.results:
+            return "accuracies"
+        if self.weights.keys() != other.weights.keys():
+            return "the names in its state_dict"
+        differing = (name for name, tensor in self.weights.items() if not torch.equal(tensor, other.weights[name]))
+        return next(differing, None)
+
+
+@dataclass
+class Moments:
+    """A keeper that copies the state of a run at some moments and lets it go on."""
+
+    states: list[RunState]
+    wanted: Callable[[Position], bool]
+
+    def due(self, position: Position) -> bool:
+        return self.wanted(position)
+
+    def save(self, state: RunState) -> None:
+        self.states.append(deepcopy(RunState({k: v.clone() for k, v in state.tensors.items()}, state.values)))
+
+
+@dataclass
+class Trial:
+    """A host under test, and the short runs of it that were made so far."""
+
+    name: str
+    settings: dict[str, Any]
+
+    @cached_property
+    def benchmark(self) -> Benchmark:
+        return load_benchmark(made_images(sum(TASKS)), sizes=TASKS)
+
+    @property
+    def flashback(self) -> bool:
+        return HOSTS[self.name].has_knowledge
+
+    def config(self, flashback: bool = False, **changes: Any) -> RunConfig:
+        own = {key.replace("__", "."): value for key, value in changes.items()}
+        settings = {**MADE, **short_settings(HOSTS[self.name]), **self.settings, **own}
+        return configure(self.name, self.benchmark.name, flashback=flashback, settings=settings)
+
+    def train(self, config: RunConfig, keeper: Moments | None = None, state: RunState | None = None) -> Ending:
+        method = build_method(config, self.benchmark, "cpu")
+        trainer = Trainer(method, self.benchmark, keeper=keeper)
+        if state is not None:
+            trainer.resume(state)
+        results = trainer.run().as_dict()
+        weights = {name: tensor.clone() for name, tensor in method.host.state_dict().items()}
+        return Ending(results, weights, trainer.history.budget, trainer.history.bytes)
+
+    @cached_property
+    def alone(self) -> Ending:
+        return self.train(self.config())
+
+    @cached_property
+    def whole(self) -> Ending:
+        """With flashback, where the host can have it."""
+        return self.train(self.config(self.flashback)) if self.flashback else self.alone
+
+
+# ---------------------------------------------------------------- the promises
+
+
+def learns(trial: Trial) -> None:
+    """It learns three tasks of unequal size and gives every class a score"""
+    config = trial.config()
+    scores = {
+        name: classifier(torch.zeros(2, *trial.benchmark.image_shape))
+        for name, classifier in build_method(config, trial.benchmark, "cpu").host.eval().classifiers().items()
+    }
+    for name, given in scores.items():
+        if given.ndim != 2 or given.shape[1] < trial.benchmark.tasks[0].seen.stop:
+            raise Broken(
+                f"its classifier '{name}' gives {list(given.shape)} for two images, not a column for every class"
+            )
+    rows = [len(row) for row in trial.alone.results["class_incremental"]["matrix"]]
+    if rows != [1, 2, 3]:
+        raise Broken(f"after its tasks it was tested on {rows} of them")
+
+
+def repeats(trial: Trial) -> None:
+    """A seed decides a run: the same again ends the same, bit for bit"""
+    if differing := trial.train(trial.config(trial.flashback)).differs_from(trial.whole):
+        raise Broken(f"the second run ends with other values ({differing}); draw from self.generator or torch alone")
+
+
+def resumes(trial: Trial) -> None:
+    """Stopped at any moment and gone on with, it ends as if nobody had stopped it"""
+    keeper = Moments([], lambda at: at.step in (0, 1))  # every transition, and inside every epoch
+    if differing := trial.train(trial.config(trial.flashback), keeper).differs_from(trial.whole):
+        raise Broken(f"being saved changes it ({differing})")
+    for state in keeper.states:
+        if differing := trial.train(trial.config(trial.flashback), state=state).differs_from(trial.whole):
+            raise Broken(
+                f"stopped {place_in_run(state)}, it ends with other values ({differing}); what it remembers between "
+                "steps belongs into its state_dict (parameters and buffers)"
+            )
+
+
+def place_in_run(state: RunState) -> str:
+    at = state.values["position"]
+    where = [f"task {at['task'] + 1}", f"stage {at['stage'] + 1}", f"epoch {at['epoch'] + 1}", f"step {at['step']}"]
+    return "in " + ", ".join(where)
+
+
+def stands_aside(trial: Trial) -> None:
+    """Flashback of nothing (E1 = 0, alpha_p = 0) is the host, bit for bit"""
+    nothing = trial.train(trial.config(True, flashback__epochs=0, flashback__alpha=0.0))
+    if differing := nothing.differs_from(trial.alone):
+        raise Broken(f"the two end with other values ({differing})")
+
+
+def goes_back(trial: Trial) -> None:
+    """After phase 1 it is back where the task began: with alpha_p = 0 it is the host trained for phase 2 alone"""
+    restarted = trial.train(trial.config(True, flashback__alpha=0.0, training__epochs=3, flashback__epochs=1))
+    shorter = trial.train(trial.config(training__first_epochs=3, training__epochs=2))
+    if differing := restarted.differs_from(shorter):
+        raise Broken(f"something of phase 1 is left ({differing}); what steps change belongs into its state_dict")
+
+
+def is_pulled(trial: Trial) -> None:
+    """Plastic knowledge changes what it learns"""
+    unpulled = trial.train(trial.config(True, flashback__alpha=0.0))
+    if trial.whole.differs_from(unpulled) is None:
+        raise Broken("with and without its weight a run ends the same; does distance() look at what it is given?")
+
+
+def costs_the_same(trial: Trial) -> None:
+    """Both arms take the same steps on the same number of images"""
+    for what in ("steps", "images"):
+        alone, whole = (list(spent_by_task(ending, what)) for ending in (trial.alone, trial.whole))
+        if alone != whole:
+            raise Broken(f"{what} by task: {alone} alone, {whole} with flashback")
+
+
+def spent_by_task(ending: Ending, what: str) -> Iterator[int]:
+    for task in range(len(TASKS)):
+        yield sum(entry[what] for entry in ending.budget if entry["task"] == task)
+
+
+def keeps_little(trial: Trial) -> None:
+    """Plastic knowledge takes at most the bytes of stable knowledge"""
+    stable, plastic = (trial.whole.bytes.get(kind, 0) for kind in ("stable", "plastic"))
+    if not 0 < plastic <= stable:
+        raise Broken(f"{plastic:,} bytes of plastic knowledge, {stable:,} of stable")
+
+
+PROMISES_OF_ANY_HOST: Sequence[Callable[[Trial], None]] = (learns, repeats, resumes)
+PROMISES: Sequence[Callable[[Trial], None]] = (
+    *PROMISES_OF_ANY_HOST,
+    stands_aside,
+    goes_back,
+    is_pulled,
+    costs_the_same,
+    keeps_little,
+)

@@ -1,0 +1,198 @@
+"""Files with hosts and nets of one's own: several of them, what lies beside them, and what is wrong with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import flashback as fb
+from flashback.cli import main
+from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS
+from flashback.hosts.outside import find_hosts, load_host_file, outside_code
+from flashback.nets import NETS
+from flashback.speed import setup
+from helpers import forgetting
+
+OWN = """
+from flashback.hosts import HOSTS
+from flashback.hosts.lwf_mc import LwFMC
+from weights_of_mine import WEIGHT
+
+@HOSTS.register("{name}")
+class Own(LwFMC):
+    def losses(self, step):
+        return {{name: WEIGHT * term for name, term in super().losses(step).items()}}
+"""
+NET = """
+from flashback.nets import NETS
+from flashback.nets.small import SmallCNN
+
+@NETS.register("own-net")
+def own(image_shape):
+    return SmallCNN(image_shape[0])
+"""
+SMALL = {"benchmark.tasks": 2, "training.epochs": 2, "training.batch_size": 500, "flashback.epochs": 1}
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of one's own beside which nothing lies that could be imported, and no module of another test."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "weights_of_mine.py").write_text("WEIGHT = 0.5\n")
+    for name in ("own", "other"):
+        (folder / f"{name}.py").write_text(OWN.format(name=name))
+    (folder / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    yield folder
+    assert sys.path == path
+    forget_modules(folder)
+
+
+def forget_modules(folder: Path) -> None:
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+            del sys.modules[name]
+
+
+# ---------------------------------------------------------------- several files
+
+
+def test_one_file_or_several(workplace: Path) -> None:
+    files = [workplace / f"{name}.py" for name in ("own", "other", "net")]
+    find_hosts(str(files[0]))
+    assert "own" in HOSTS
+    assert "other" not in HOSTS
+    find_hosts(files)
+    assert "other" in HOSTS
+    assert "own-net" in NETS
+
+
+def test_processes_find_several_files_and_what_lies_beside_them(workplace: Path) -> None:
+    files = [workplace / "own.py", workplace / "net.py"]
+    settings = {**SMALL, "host.net": "own-net"}
+    found = fb.compare("own", seeds=[0], out="out", settings=settings, jobs=2, device="cpu", host_file=files)
+    assert found.failures == {}
+    assert found.equal_budget
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "list hosts",
+        "show own",
+        "bench own --only steps --no-flashback --batch 4",
+        "bench own --only runs --no-flashback --tasks 2 --epochs 2",
+    ],
+)
+def test_every_command_takes_several(
+    workplace: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "ON_CPU", replace(setup.ON_CPU, per_class=10, seconds=0.01))
+    files = [word for name in ("own", "other") for word in ("--host-file", str(workplace / f"{name}.py"))]
+    with pytest.raises(SystemExit) as end:
+        main([*command.split(), *files])
+    captured = capsys.readouterr()
+    assert end.value.code == 0, captured.err
+    assert "own" in captured.out
+    assert "other" in HOSTS
+
+
+# ---------------------------------------------------------------- what a file registers
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("from flashback.hosts import HOSTS\nHOSTS.register('renamed')(HOSTS['icarl'])\n", ["renamed"]),
+        ("import other\n", ["other"]),
+        ("import other, net\n", ["other", "own-net"]),
+        (
+            "from functools import partial\nfrom flashback.nets import NETS, small\n"
+            "NETS.register('made')(partial(small.SmallCNN))\n",
+            ["made"],
+        ),
+    ],
+)
+def test_all_that_is_registered_meanwhile_counts(workplace: Path, text: str, names: list[str]) -> None:
+    (workplace / "first.py").write_text(text)
+    assert load_host_file(workplace / "first.py") == names
+    assert load_host_file(workplace / "first.py") == names  # also when it is not run again
+
+
+def test_a_file_that_was_run_is_not_run_again_by_one_that_imports_it(workplace: Path) -> None:
+    (workplace / "next.py").write_text("from own import Own, HOSTS\n@HOSTS.register('next')\nclass Next(Own): ...\n")
+    find_hosts([workplace / "own.py", workplace / "next.py"])
+    assert issubclass(HOSTS["next"], HOSTS["own"])
+    assert "own" not in sys.modules  # a name that another folder may have too
+
+
+# ---------------------------------------------------------------- the code of a run
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [("own.py", True), ("weights_of_mine.py", True), ("deeper/inner.py", True), ("net.py", False)],
+)
+def test_the_code_of_a_run_is_the_file_and_what_it_imports(workplace: Path, changed: str, differs: bool) -> None:
+    (workplace / "deeper").mkdir()
+    (workplace / "deeper" / "inner.py").write_text("FACTOR = 2\n")
+    (workplace / "deeper" / "__init__.py").write_text("from .inner import FACTOR\n")
+    (workplace / "weights_of_mine.py").write_text(
+        "from deeper import FACTOR\nimport weights_of_mine\nWEIGHT = FACTOR\n"
+    )
+    codes = []
+    for text in ("", "# changed\n"):
+        with (workplace / changed).open("a") as file:
+            file.write(text)
+        with forgetting(HOSTS, NETS):
+            load_host_file(workplace / "own.py")
+            codes.append(outside_code("own", "smallcnn"))
+        forget_modules(workplace)
+    assert codes[0].keys() == {"code"}
+    assert (codes[0] != codes[1]) == differs
+
+
+def test_a_host_has_the_same_code_whoever_imports_it(workplace: Path) -> None:
+    (workplace / "first.py").write_text("import own\n")
+    codes = []
+    for name in ("own", "first"):
+        with forgetting(HOSTS, NETS):
+            load_host_file(workplace / f"{name}.py")
+            codes.append(outside_code("own", "smallcnn"))
+        forget_modules(workplace)
+    assert codes[0] == codes[1] != {}
+
+
+def test_a_method_of_the_package_under_another_name_has_the_code_of_its_file(workplace: Path) -> None:
+    (workplace / "first.py").write_text("from flashback.hosts import HOSTS\nHOSTS.register('mine')(HOSTS['icarl'])\n")
+    load_host_file(workplace / "first.py")
+    assert outside_code("mine", "smallcnn").keys() == {"code"}
+    assert outside_code("icarl", "smallcnn") == {}
+
+
+# ---------------------------------------------------------------- what is wrong with a file
+
+
+@pytest.mark.parametrize(
+    ("text", "beside", "said"),
+    [
+        ("\n\nx = 1 / 0\n", "", r"ZeroDivisionError: division by zero; line 3 of first\.py\)"),
+        ("def f():\n    return y\nf()\n", "", r"NameError: .*; line 2 of first\.py\)"),
+        ("import beside\n", "\nx = {}['a']\n", r"KeyError: 'a'; line 2 of beside\.py\)"),
+        ("import beside\n", "\nx = (\n", r"syntax error in line 2 of beside\.py: .*\)"),
+        ("x = (\n", "", r"syntax error in line 1 of first\.py: .*\)"),
+        ("import torch\ntorch.zeros(2).view(3)\n", "", r"RuntimeError: .*; line 2 of first\.py\)"),
+    ],
+)
+def test_the_line_is_named(workplace: Path, text: str, beside: str, said: str) -> None:
+    (workplace / "first.py").write_text(text)
+    (workplace / "beside.py").write_text(beside)
+    with pytest.raises(FlashbackError, match=rf"--host-file .*first\.py cannot be used \({said}$"):
+        load_host_file(workplace / "first.py")

@@ -1,0 +1,168 @@
+"""A host that breaks a promise is found out, and told which and where."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashback.cli import main
+from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS
+from flashback.hosts.lwf_mc import LwFMC
+from flashback.hosts.stages import Step
+from flashback.knowledge import Support
+from flashback.studies.checking import PROMISES, PROMISES_OF_ANY_HOST, Check, Moments, Trial, check_host
+
+
+class CountsSteps(LwFMC):
+    """Keeps what it remembers in a plain number."""
+
+    steps = 0
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        self.steps += 1
+        return {name: term * (1 + self.steps / 50) for name, term in super().losses(step).items()}
+
+
+class ThrowsDice(LwFMC):
+    """Draws from a generator that no seed of a run reaches."""
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        return {name: term * (1 + random.random()) for name, term in super().losses(step).items()}
+
+
+class LooksAway(LwFMC):
+    """Its distance does not depend on what it is given."""
+
+    def distance(self, step: Step, knowledge: Any, support: Support) -> Tensor:
+        return step.output.logits.sum() * 0
+
+
+class KeepsLess(LwFMC):
+    """Says that it keeps half of what it does, so that its plastic knowledge is twice as large."""
+
+    def knowledge_bytes(self) -> dict[str, int]:
+        return {"stable": super().knowledge_bytes()["stable"] // 2}
+
+
+class Stumbles(LwFMC):
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        raise ZeroDivisionError("on the way")
+
+
+class OneColumn(LwFMC):
+    def classifiers(self) -> dict[str, Any]:
+        return {"narrow": lambda x: self.net(x).logits[:, :1]}
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HOSTS, "_entries", dict(HOSTS._entries))
+    for host in (CountsSteps, ThrowsDice, LooksAway, KeepsLess, Stumbles, OneColumn):
+        HOSTS.register(host.__name__)(host)
+
+
+def broken(found: list[Check]) -> dict[str, str]:
+    return {check.promise: check.problem for check in found if check.problem is not None}
+
+
+def promises(*words: str) -> list[str]:
+    texts = [str(promise.__doc__) for promise in PROMISES]
+    return [next(text for text in texts if word in text) for word in words]
+
+
+@pytest.mark.parametrize("name", ["lwf-mc", "icarl", "oewc", "der++"])
+def test_shipped_hosts_keep_all(name: str) -> None:
+    told: list[Check] = []
+    found = check_host(name, watch=told.append)
+    assert broken(found) == {}
+    assert found == told
+    assert len(found) == len(PROMISES)
+
+
+def test_a_host_without_knowledge_is_asked_for_less() -> None:
+    assert len(check_host("finetune")) == len(PROMISES_OF_ANY_HOST)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("host", "words", "said"),
+    [
+        ("CountsSteps", ("Stopped at any moment", "back where the task began"), "belongs into its state_dict"),
+        ("ThrowsDice", ("A seed decides",), "draw from self.generator"),
+        ("LooksAway", ("Plastic knowledge changes",), r"does distance\(\) look at"),
+        ("KeepsLess", ("at most the bytes",), "bytes of plastic knowledge"),
+    ],
+)
+def test_a_broken_promise_is_named(host: str, words: tuple[str, ...], said: str) -> None:
+    found = broken(check_host(host))
+    for promise in promises(*words):
+        assert re.search(said, found[promise])
+    if host != "ThrowsDice":  # which keeps hardly any
+        assert list(found) == promises(*words), "the others are kept"
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("host", "said"), [("Stumbles", "ZeroDivisionError"), ("OneColumn", "gives [2, 1] for two images")]
+)
+def test_a_host_that_cannot_be_trained_is_asked_for_no_more(host: str, said: str) -> None:
+    (only,) = check_host(host)
+    assert said in str(only.problem)
+    assert (f"{Path(__file__).name}:" in str(only.problem)) == (host == "Stumbles")
+
+
+def test_settings_are_those_of_the_short_runs() -> None:
+    with pytest.raises(FlashbackError, match=r"training\.epochs is at least 1"):
+        check_host("lwf-mc", settings={"training.epochs": 0})
+    with pytest.raises(FlashbackError, match="did you mean 'lwf-mc'"):
+        check_host("lwf-mcc")
+
+
+def test_the_state_at_a_moment_is_a_copy() -> None:
+    """Else every moment would be the end of the run, and nothing would ever be found."""
+    trial, keeper = Trial("finetune", {}), Moments([], lambda at: at.step == 1)
+    trial.train(trial.config(), keeper)
+    weights = [state.tensors["host.net.head.weight"] for state in keeper.states]
+    assert len(weights) > 3
+    assert not torch.equal(weights[0], weights[-1])
+
+
+HOST_FILE = """
+from flashback.hosts import HOSTS
+from flashback.hosts.lwf_mc import LwFMC
+
+
+@HOSTS.register("counting")
+class Counting(LwFMC):
+    steps = 0
+
+    def losses(self, step):
+        self.steps += 1
+        return {name: term * (1 + self.steps / 50) for name, term in super().losses(step).items()}
+"""
+
+
+def test_the_command_tells_every_promise_and_ends_accordingly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HOSTS, "_entries", dict(HOSTS._entries))
+    (tmp_path / "counting.py").write_text(HOST_FILE)
+    with pytest.raises(SystemExit) as end:
+        main(["check", "counting", "--host-file", str(tmp_path / "counting.py")])
+    lines = capsys.readouterr().out.splitlines()
+    assert end.value.code == 1
+    assert [line.split()[0] for line in lines[:-1]].count("kept") == len(PROMISES) - 2
+    assert [line.split()[0] for line in lines[:-1]].count("BROKEN") == 2
+    assert lines[-1] == f"counting breaks 2 of {len(PROMISES)} promises."
+    with pytest.raises(SystemExit) as end:
+        main(["check", "finetune"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.endswith("finetune keeps all 3 promises.\n")
