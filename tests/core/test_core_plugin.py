@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashback import Flashback, FlashbackError, Trainer
 from flashback.batches import Batch
-from flashback.hosts import Host, Stage
+from flashback.hosts import HOSTS, Host, Stage
 from flashback.knowledge import ModelKnowledge, ReplayedTargets
 from flashback.training.trainer import Position
 from helpers import quick_flashback, quick_host, small_settings, tiny_benchmark
@@ -165,6 +165,14 @@ def test_support(name: str, support: str, columns: slice, samples: str, kind: ty
     assert (made.columns, made.samples) == (columns, samples)
     method.allocate()
     assert type(method.plastic) is kind
+
+
+def test_all_columns_are_something_of_their_own_for_two_hosts() -> None:
+    """As the page of hosts says."""
+    names = [name for name in HOSTS if HOSTS[name].has_knowledge and HOSTS[name].__module__.startswith("flashback.")]
+    methods = {name: at_second_task(name, flashback__support="all")[0] for name in names}
+    changed = {name for name, method in methods.items() if method.support() != method.host.plasticity_support()}
+    assert changed == {"icarl", "lwf-mc"}
 
 
 def test_the_weight_of_the_host_stays_on_any_support() -> None:

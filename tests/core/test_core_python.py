@@ -170,6 +170,7 @@ def test_flashback_is_not_dropped() -> None:
         ({"tasks": 2}, "benchmark.tasks is 2 in the configuration but 3"),
         ({"order": [6, 5, 4, 3, 2, 1, 0]}, r"benchmark.order is \(6, 5, .* but \(0, 1,"),
         ({"order": 1993}, "benchmark.order is"),
+        ({"order": "seed"}, "benchmark.order is"),
     ],
 )
 def test_a_benchmark_that_contradicts_the_configuration_is_refused(chosen: dict[str, Any], said: str) -> None:

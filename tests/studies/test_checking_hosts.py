@@ -63,8 +63,7 @@ class OneColumn(LwFMC):
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HOSTS, "_entries", dict(HOSTS._entries))
+def registered() -> None:
     for host in (CountsSteps, ThrowsDice, LooksAway, KeepsLess, Stumbles, OneColumn):
         HOSTS.register(host.__name__)(host)
 
@@ -151,9 +150,8 @@ class Counting(LwFMC):
 
 
 def test_the_command_tells_every_promise_and_ends_accordingly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(HOSTS, "_entries", dict(HOSTS._entries))
     (tmp_path / "counting.py").write_text(HOST_FILE)
     with pytest.raises(SystemExit) as end:
         main(["check", "counting", "--host-file", str(tmp_path / "counting.py")])

@@ -197,13 +197,9 @@ def conclude(
 
 def metrics_of(records: Iterable[RunRecord]) -> list[str]:
     """Averages over images are something of their own only where tasks differ in size (B50)."""
-    sizes = [size for record in records for size in _task_sizes(record)]
-    return [*METRICS, *OVER_IMAGES] if len(set(sizes)) > 1 else list(METRICS)
-
-
-def _task_sizes(record: RunRecord) -> list[Any]:
-    sizes = record.run.get("task_sizes")
-    return sizes if isinstance(sizes, list) else []
+    told = [sizes for record in records if isinstance(sizes := record.run.get("task_sizes"), list)]
+    unequal = any(size != sizes[0] for sizes in told for size in sizes)
+    return [*METRICS, *OVER_IMAGES] if unequal else list(METRICS)
 
 
 def flashback_in_words(config: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashback.config import within
 from flashback.hosts.outside import outside_code
-from flashback.recipes import comparable, config_from_dict
+from flashback.recipes import comparable, config_from_dict, resolved
 from flashback.records import RunRecord, check_settings, is_begun, is_finished, read_record
 from flashback.records.folder import ANOTHER_FOLDER
 from flashback.training.building import open_benchmark
@@ -30,7 +30,7 @@ def finished_run(
     if not is_finished(folder):
         return None
     record = read_record(folder)
-    if checksum is None and record.config["benchmark"]["name"] != config["benchmark"]["name"]:
+    if checksum is None and resolved(record.config)["benchmark"]["name"] != config["benchmark"]["name"]:
         checksum = open_benchmark(config_from_dict(config), data, sketch=True).checksum
     known = record.run.get("must_match")
     before = known.get("code") if isinstance(known, dict) else None
