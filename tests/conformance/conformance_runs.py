@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,22 +12,13 @@ from torch import Tensor
 from flashback.benchmarks import Benchmark
 from flashback.hosts import HOSTS, Host
 from flashback.plugin import Flashback
+from flashback.studies.checking import Ending
 from flashback.training import Trainer, build_method
 from helpers import quick_config, small_settings, tiny_benchmark
 
 ALL = list(HOSTS)
 KNOWING = [name for name in HOSTS if HOSTS[name].has_knowledge]
 Method = Host | Flashback
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run ended with."""
-
-    results: dict[str, Any]
-    state: dict[str, Tensor]
-    budget: list[dict[str, Any]]
-    bytes: dict[str, int]
 
 
 def method_of(
@@ -39,17 +29,15 @@ def method_of(
     return plugin(method.host) if flashback else method
 
 
-def run(method: Method, keeper: Any = None) -> Outcome:
+def run(method: Method, keeper: Any = None) -> Ending:
     trainer = Trainer(method, method.host.benchmark, keeper=keeper)
     if keeper is not None:
         keeper.trainer = trainer
-    result = trainer.run()
-    state = {name: tensor.clone() for name, tensor in method.host.state_dict().items()}
-    return Outcome(result.as_dict(), state, trainer.history.budget, trainer.history.bytes)
+    return Ending.of(trainer)
 
 
 @cache
-def outcome(name: str, flashback: bool = False, sizes: Sequence[int] = (2, 3, 2), **settings: Any) -> Outcome:
+def outcome(name: str, flashback: bool = False, sizes: Sequence[int] = (2, 3, 2), **settings: Any) -> Ending:
     """The end of a run that nobody watches."""
     return run(method_of(name, tiny_benchmark(sizes), flashback, **settings))
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from conformance_runs import ALL, KNOWING, Outcome, Watcher, assert_same_state, method_of, outcome, run
+from conformance_runs import ALL, KNOWING, Watcher, assert_same_state, method_of, outcome, run
 from torch import Tensor
 
 from flashback import Host, evaluate
 from flashback.hosts.base import Classifier
+from flashback.studies.checking import Ending
 from helpers import tiny_benchmark
 
 LURE = 1e9
@@ -52,7 +53,7 @@ class Looking(Watcher):
 
 
 @cache
-def looked_at(name: str) -> tuple[Outcome, int]:
+def looked_at(name: str) -> tuple[Ending, int]:
     looking = Looking()
     return run(method_of(name, tiny_benchmark(), flashback=name in KNOWING), looking), looking.looks
 
@@ -63,7 +64,7 @@ def test_evaluation_after_every_step_changes_nothing(name: str) -> None:
     seen, looks = looked_at(name)
     assert looks == sum(entry["steps"] for entry in alone.budget) > 0
     assert seen.results == alone.results
-    assert_same_state(seen.state, alone.state)
+    assert_same_state(seen.weights, alone.weights)
 
 
 @pytest.mark.parametrize("name", ALL)

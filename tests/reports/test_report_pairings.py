@@ -256,6 +256,13 @@ def test_other_devices_are_remarked_upon(tmp_path: Path) -> None:
     assert only(tmp_path).comparison.differing_surroundings == ["torch"]
 
 
+@pytest.mark.parametrize("sizes", [[[], 3, 2], {"first": 2}, None, "22", []])
+def test_task_sizes_that_are_none_are_no_reason_to_stumble(tmp_path: Path, sizes: Any) -> None:
+    write_comparison(tmp_path, seeds=1, run={"task_sizes": sizes})
+    (pairing,) = read_report([tmp_path]).pairings
+    assert pairing.comparison.rows
+
+
 def test_averages_over_images_are_shown_for_unequal_tasks_alone(tmp_path: Path) -> None:
     write_comparison(tmp_path / "b0")
     write_comparison(tmp_path / "b50", benchmark="cifar100-b50-10", sizes=[50, 10, 10, 10])

@@ -77,10 +77,9 @@ def promises(*words: str) -> list[str]:
     return [next(text for text in texts if word in text) for word in words]
 
 
-@pytest.mark.parametrize("name", ["lwf-mc", "icarl", "oewc", "der++"])
-def test_shipped_hosts_keep_all(name: str) -> None:
+def test_every_promise_is_told_when_it_has_been_looked_into() -> None:
     told: list[Check] = []
-    found = check_host(name, watch=told.append)
+    found = check_host("lwf-mc", watch=told.append)
     assert broken(found) == {}
     assert found == told
     assert len(found) == len(PROMISES)

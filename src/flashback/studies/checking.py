@@ -29,6 +29,7 @@ MADE: dict[str, Any] = {
     "training.batch_size": 8,
     "training.lr": 0.05,
     "training.momentum": 0.9,
+    "training.schedule": "cosine",  # which each phase goes through whole
     "flashback.epochs": 1,
     "flashback.alpha": 0.1,
 }
@@ -124,6 +125,13 @@ class Ending:
     budget: list[dict[str, Any]]
     bytes: dict[str, int]
 
+    @classmethod
+    def of(cls, trainer: Trainer) -> Ending:
+        """Train to the end."""
+        results = trainer.run().as_dict()
+        weights = {name: tensor.clone() for name, tensor in trainer.host.state_dict().items()}
+        return cls(results, weights, trainer.history.budget, trainer.history.bytes)
+
     def differs_from(self, other: Ending) -> str | None:
         """The first thing that is not the same, bit for bit."""
         if self.results != other.results:
@@ -169,13 +177,10 @@ class Trial:
         return configure(self.name, self.benchmark.name, flashback=flashback, settings=settings)
 
     def train(self, config: RunConfig, keeper: Moments | None = None, state: RunState | None = None) -> Ending:
-        method = build_method(config, self.benchmark, "cpu")
-        trainer = Trainer(method, self.benchmark, keeper=keeper)
+        trainer = Trainer(build_method(config, self.benchmark, "cpu"), self.benchmark, keeper=keeper)
         if state is not None:
             trainer.resume(state)
-        results = trainer.run().as_dict()
-        weights = {name: tensor.clone() for name, tensor in method.host.state_dict().items()}
-        return Ending(results, weights, trainer.history.budget, trainer.history.bytes)
+        return Ending.of(trainer)
 
     @cached_property
     def alone(self) -> Ending:
