@@ -30,7 +30,9 @@ def wraps(browser: Any, asked: str) -> Any:
     """After the theme's script has put every table into a box that scrolls."""
     script = f"""const done = arguments[0], look = () => {{
         const found = [...document.querySelectorAll('{WRAP}')];
-        if (found.length < document.querySelectorAll('article table:not([class])').length) return setTimeout(look, 20);
+        const tables = document.querySelectorAll('article table:not([class])').length;
+        const whole = document.readyState === 'complete' && tables > 0;  // a page may still be on its way
+        if (!whole || found.length < tables) return setTimeout(look, 20);
         done(found.map(box => {asked}));
     }}; look();"""
     return browser.execute_async_script(script)
