@@ -32,6 +32,14 @@ def test_steps_of_every_mode_and_a_whole_run() -> None:
     assert [task.compilations for task in run.per_task] == [0, 0, 0]  # too short to win a compilation back
 
 
+def test_a_figure_leaves_no_memory_to_the_next() -> None:
+    choice = Choice(hosts=("lwf-mc",), batches=(32,), modes=("eager",), sections=("steps",), flashback=False)
+    (alone,) = bench(choice, device="cuda").speeds
+    bench(replace(choice, modes=("captured",)), device="cuda")
+    (after,) = bench(choice, device="cuda").speeds
+    assert after.peak_bytes == pytest.approx(alone.peak_bytes, rel=0.02)
+
+
 def test_runs_at_a_time_on_one_gpu() -> None:
     choice = Choice(sections=("packed",), packed=(2,), tasks=2, epochs=2, flashback=False)
     found = bench(choice, device="cuda")

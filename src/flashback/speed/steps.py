@@ -22,8 +22,8 @@ DRAWS = 64  # different batches
 
 def steady_state(setup: Setup, case: Case) -> Speed:
     """Steps of the second task, where there is something to remember, after everything is captured and compiled."""
+    torch.compiler.reset()  # first: compiled code holds the networks of the last figure
     setup.free()
-    torch.compiler.reset()
     captured = case.mode != "eager"
     settings = {"training.batch_size": case.batch_size, "compile": captured}
     trainer = setup.trainer(case.host, case.flashback, case.mode, settings=settings)
