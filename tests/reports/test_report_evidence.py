@@ -342,6 +342,28 @@ def test_what_may_explain_a_difference_to_an_anchor_is_measured(tmp_path: Path) 
     assert "lucir comes nearest to the published value with one thing changed (host.columns all): 45.00 (+3.27)" in says
 
 
+def test_how_far_training_settings_alone_move_a_host_is_told(tmp_path: Path) -> None:
+    def write(job: Job, value: float) -> None:
+        flat = [[value] * (k + 1) for k in range(10)]
+        write_run(tmp_path / job.name, job.config, dict.fromkeys(SETTINGS, flat))
+
+    for host, value in {"icarl": 50.0, "lwf-mc": 24.0, "der++": 53.0}.items():
+        write(next(filter(of_host(host), jobs_of("anchors"))), value)
+    alone = [job for job in jobs_of("evidence") if job.arm != FLASHBACK]
+    for job in filter(of_host("icarl"), alone):
+        write(job, 51.0)
+    for job, value in zip(filter(of_host("lwf-mc"), alone), (37.0, 38.0, 42.0), strict=True):
+        write(job, value)
+    page = page_of(tmp_path)
+    own = section(page, "Are the hosts right?").split("How far training settings alone move a host")[1]
+    changed = "host.penalty 2e-05, training.epochs 60, training.lr 0.3, training.weight\\_decay 0.0"
+    assert row(own, "lwf-mc", changed)[2:] == ["24.00", "39.00", "+15.00", "0.00", "0.00", "3"]
+    assert row(own, "icarl")[2:5] == ["50.00", "51.00", "+1.00"]
+    assert "| der++ |" not in own
+    says = section(page, "What this says")
+    assert "Training settings alone move lwf-mc by +15.00, from 24.00 at the publication's to 39.00 at the" in says
+
+
 def test_anchors_and_what_is_changed_of_them_are_means_over_the_same_seeds(tmp_path: Path) -> None:
     """By another classifier and with a setting changed, at two seeds."""
 

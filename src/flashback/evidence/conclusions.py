@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashback.evidence.gathered import (
     AA,
@@ -12,6 +12,7 @@ from flashback.evidence.gathered import (
     NEAR,
     Anchored,
     Evidence,
+    Switched,
     alpha,
 )
 from flashback.evidence.planned import Study
@@ -253,6 +254,9 @@ def about_anchors(evidence: Evidence) -> Iterator[str]:
         yield nearest_in_words(found)
     if unverified := [found for found in anchored if found.anchor.unverified]:
         yield f"Beside published values that nobody has verified: {listed(unverified)}."
+    moved = {found.pairing.name: found for found in anchored if found.pairing.name in evidence.retrained}
+    if moved:
+        yield furthest_moved(moved, evidence.retrained)
     if anchored and (unanchored := evidence.unanchored):
         yield f"No independent value to be held against: {', '.join(map(beside_the_paper, unanchored))}."
 
@@ -264,6 +268,15 @@ def nearest_in_words(found: Anchored) -> str:
         f"{found.pairing.name} comes nearest to the published value with one thing changed ({found.nearest.words}): "
         f"{number(found.nearest.accuracy)} ({signed(away)}), forgetting {number(found.nearest.forgetting)} "
         f"(published {number(forgetting)})."
+    )
+
+
+def furthest_moved(anchored: Mapping[str, Anchored], retrained: Mapping[str, Switched]) -> str:
+    by = {host: retrained[host].accuracy - found.here(AA) for host, found in anchored.items()}
+    host = max(by, key=lambda name: abs(by[name]))
+    return (
+        f"Training settings alone move {host} by {signed(by[host])}, from {number(anchored[host].here(AA))} at the "
+        f"publication's to {number(retrained[host].accuracy)} at the controlled ones: values need their settings."
     )
 
 

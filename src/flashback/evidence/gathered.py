@@ -35,7 +35,7 @@ NEAR = 2.0  # points of accuracy within which a host counts as that of a publica
 
 @dataclass(frozen=True)
 class Switched:
-    """What an anchor comes to with one thing changed: means over seeds."""
+    """What an anchor comes to with something changed: means over seeds."""
 
     words: str
     accuracy: float
@@ -47,6 +47,12 @@ class Switched:
         measured = [record.results[CLASS_INCREMENTAL] for record in records]
         accuracy, forgetting = (fmean(one[metric] for one in measured) for metric in (AA, FORGETTING))
         return cls(words, accuracy, forgetting, len(records))
+
+
+def changes(before: Run, after: Run) -> str:
+    """The settings that decide what a run computes, where those of another are different."""
+    settings = deciding(after.settings)
+    return ", ".join(f"{key} {written(settings[key])}" for key in differing_keys(deciding(before.settings), settings))
 
 
 @dataclass(frozen=True)
@@ -194,11 +200,19 @@ class Evidence:
     def anchors_switched(self, anchor: Run) -> list[Switched]:
         switched: dict[str, list[RunRecord]] = {}
         for run in (run for run in self.switches.runs if run.host == anchor.host):
-            settings = deciding(run.settings)
-            changed = differing_keys(deciding(anchor.settings), settings)
-            words = ", ".join(f"{key} {written(settings[key])}" for key in changed)
-            switched.setdefault(words, []).append(run.record)
+            switched.setdefault(changes(anchor, run), []).append(run.record)
         return [Switched.of(words, records) for words, records in switched.items()]
+
+    @cached_property
+    def retrained(self) -> dict[str, Switched]:
+        """The anchored hosts at the controlled settings, and what differs."""
+        hosts = {found.pairing.name: found.pairing.any_run for found in self.anchored}
+        runs = {host: self.controlled.of(self.controlled.job(host, HOST)) for host in hosts}
+        return {
+            host: Switched.of(changes(hosts[host], own[0]), [run.record for run in own])
+            for host, own in runs.items()
+            if own
+        }
 
     @cached_property
     def variants(self) -> list[Variant]:

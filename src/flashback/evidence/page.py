@@ -149,6 +149,7 @@ def anchors(evidence: Evidence) -> Lines:
     lines += table(head, rows, texts=2)
     lines += ["", NOT_VERIFIED] if any(found.anchor.unverified for found in evidence.anchored) else []
     lines += switches(evidence)
+    lines += retrained(evidence)
     noted = (found for found in evidence.anchored if found.anchor.note)
     return lines + bullets(f"{found.pairing.name}: {found.anchor.note}" for found in noted)
 
@@ -165,6 +166,19 @@ def switches(evidence: Evidence) -> Lines:
     head = ("host", "what is changed", "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
     intro = ["", "The same with one thing changed, as other implementations have it:"] if rows else []
     return [*intro, *table(head, rows, texts=2), *missing(evidence.switches)]
+
+
+def retrained(evidence: Evidence) -> Lines:
+    """How much the training settings alone move a host."""
+    rows = []
+    for found in evidence.anchored:
+        if one := evidence.retrained.get(found.pairing.name):
+            accuracies = [number(found.here(AA)), number(one.accuracy), signed(one.accuracy - found.here(AA))]
+            forgetting = [number(found.here(FORGETTING)), number(one.forgetting)]
+            rows.append([found.pairing.name, one.words, *accuracies, *forgetting, str(one.seeds)])
+    head = ("host", "changed to", "AA, anchor", "AA, controlled", "difference", "F, anchor", "F, controlled", "seeds")
+    intro = ["", "How far training settings alone move a host, from its anchor to those of the next section:"]
+    return [*(intro if rows else []), *table(head, rows, texts=2)]
 
 
 def controlled(evidence: Evidence) -> Lines:
