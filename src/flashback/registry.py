@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from flashback.errors import FlashbackError, unknown
@@ -18,13 +20,19 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
+        """A name for one thing; what is defined anew, as by a cell of a notebook that is run again, takes its place."""
+
         def add(entry: T) -> T:
-            if name in self._entries and self._entries[name] is not entry:
+            if name in self._entries and not is_same_definition(self._entries[name], entry):
                 raise FlashbackError(f"the {self.kind} name '{name}' is taken already; choose another")
             self._entries[name] = entry
             return entry
 
         return add
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._entries.pop(name, None)
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
@@ -36,3 +44,14 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._entries))
+
+
+def is_same_definition(one: object, other: object) -> bool:
+    """Whether they are one thing, or a class or function and its newer form."""
+    return one is other or (hasattr(one, "__qualname__") and place_of(one) == place_of(other))
+
+
+def place_of(thing: object) -> tuple[str, str | None]:
+    """The file something is defined in, whatever the name it was imported by; a notebook has none."""
+    file = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    return str(Path(file).resolve()) if file else thing.__module__, getattr(thing, "__qualname__", None)

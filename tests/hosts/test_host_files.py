@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -131,6 +132,54 @@ def test_a_file_that_was_run_is_not_run_again_by_one_that_imports_it(workplace: 
     find_hosts([workplace / "own.py", workplace / "next.py"])
     assert issubclass(HOSTS["next"], HOSTS["own"])
     assert "own" not in sys.modules  # a name that another folder may have too
+
+
+# ---------------------------------------------------------------- defined again
+
+
+def test_a_cell_of_a_notebook_may_be_run_again() -> None:
+    with forgetting(HOSTS):
+        made = [type("Mine", (HOSTS["icarl"],), {"__module__": "__main__"}) for _ in range(2)]
+        for host in made:
+            HOSTS.register("mine")(host)
+        assert HOSTS["mine"] is made[1]
+        for taken in ("mine", "icarl"):
+            with pytest.raises(FlashbackError, match=f"the host name '{taken}' is taken already"):
+                HOSTS.register(taken)(type("Other", (made[0],), {"__module__": "__main__"}))
+
+
+@pytest.mark.parametrize(
+    ("edited", "text"),
+    [
+        ("own.py", OWN.format(name="own") + "NEW = 1\n"),
+        ("own.py", OWN.format(name="own").replace("class Own(", "class Renamed(")),
+        ("weights_of_mine.py", "WEIGHT = 2.0\n"),
+    ],
+)
+def test_an_edited_file_is_run_again(workplace: Path, edited: str, text: str) -> None:
+    (workplace / "own.py").write_text((workplace / "own.py").read_text() + NET.replace("own-net", "edited-net"))
+    with forgetting(HOSTS, NETS):
+        load_host_file(workplace / "own.py")
+        before, net = HOSTS["own"], NETS["edited-net"]
+        (workplace / edited).write_text(text)
+        expected = ["edited-net", "own"] if edited == "weights_of_mine.py" else ["own"]
+        assert sorted(load_host_file(workplace / "own.py")) == expected
+        assert HOSTS["own"] is not before
+        assert ("edited-net" in NETS) == ("edited-net" in expected)
+        assert "edited-net" not in NETS or NETS["edited-net"] is not net
+        weight = sys.modules["weights_of_mine"].WEIGHT
+        assert weight == (2.0 if edited == "weights_of_mine.py" else 0.5)
+
+
+def test_a_script_may_be_the_file_of_its_own_hosts(workplace: Path) -> None:
+    script = workplace / "script.py"
+    script.write_text(
+        OWN.format(name="own")
+        + "if __name__ == '__main__':\n    import flashback as fb\n"
+        + f"    fb.compare('own', seeds=[0], out='out', settings={SMALL}, jobs=2, device='cpu', host_file=__file__)\n"
+    )
+    subprocess.run([sys.executable, str(script)], check=True, cwd=workplace)
+    assert len(list(workplace.glob("out/*/seed-0/results.json"))) == 2
 
 
 # ---------------------------------------------------------------- the code of a run

@@ -7,7 +7,7 @@ import hashlib
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import entry_points
@@ -29,6 +29,7 @@ class HostModule(ModuleType):
     """A file that the user names, run as a module, and what it registered, also of what it took from elsewhere."""
 
     __registered__: Mapping[Key, object] = {}  # among the names of the file itself
+    __code__: str = ""  # a digest of the file and what it imports of its folder
 
 
 def find_hosts(host_file: HostFiles = None) -> None:
@@ -55,11 +56,15 @@ def load_host_file(path: str | Path) -> list[str]:
         source = path.read_bytes()
     except OSError as problem:
         raise FlashbackError(f"--host-file {path} cannot be read ({problem.strerror}); check the path") from None
-    # A private name, another one for every file and every content, so that no file hides another.
-    name = "_flashback_host_" + hashlib.sha256(str(path.resolve()).encode() + source).hexdigest()[:16]
-    if name not in sys.modules:
-        execute(path, source, name)
-    own = [entry for _, entry in sorted(sys.modules[name].__registered__)]
+    files = with_imports(path.resolve())
+    # A private name, another one for every file, so that no file hides another.
+    name = "_flashback_host_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    module = next((module for module in host_modules() if module.__name__ == name), None)
+    if module is None or module.__code__ != digest(files):
+        forget(module, files)
+        module = execute(path, source, name)
+        module.__code__ = digest(files)
+    own = [entry for _, entry in sorted(module.__registered__)]
     if not own:
         raise FlashbackError(
             f'--host-file {path} registers no host and no net; decorate its class with @HOSTS.register("name") or '
@@ -68,7 +73,23 @@ def load_host_file(path: str | Path) -> list[str]:
     return own
 
 
-def execute(path: Path, source: bytes, name: str) -> None:
+def forget(module: HostModule | None, files: Collection[Path]) -> None:
+    """What a file that was edited registered before, and what it imported of its folder."""
+    if module is None:
+        return
+    for registry in (HOSTS, NETS):
+        registry.forget(name for kind, name in module.__registered__ if kind == registry.kind)
+    for name, imported in list(sys.modules.items()):
+        if name != "__main__" and file_of(imported) in files:
+            del sys.modules[name]
+
+
+def file_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+def execute(path: Path, source: bytes, name: str) -> HostModule:
     module = HostModule(name)
     module.__file__ = str(path.resolve())
     sys.modules[name] = module  # dataclasses look their own module up while they are made
@@ -83,7 +104,10 @@ def execute(path: Path, source: bytes, name: str) -> None:
         raise FlashbackError(
             f"--host-file {path} cannot be used ({in_one_line(problem)}{where(problem, path)})"
         ) from None
-    module.__registered__ = {key: entry for key, entry in everything_registered().items() if key not in before}
+    module.__registered__ = {
+        key: entry for key, entry in everything_registered().items() if before.get(key) is not entry
+    }
+    return module
 
 
 def everything_registered() -> dict[Key, object]:
@@ -122,7 +146,11 @@ def outside_code(host: str, net: str) -> dict[str, str]:
     files = set().union(*(files_of(key, entries[key]) for key in keys))
     if not files:
         return {}
-    return {"code": hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]}
+    return {"code": digest(files)}
+
+
+def digest(files: Iterable[Path]) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
 
 
 def files_of(key: Key, entry: object) -> set[Path]:
@@ -130,8 +158,7 @@ def files_of(key: Key, entry: object) -> set[Path]:
 
     What the package has itself, and what a notebook makes, has none.
     """
-    named = getattr(sys.modules[entry.__module__], "__file__", None)
-    made_in = None if named is None else Path(named).resolve()
+    made_in = file_of(sys.modules[entry.__module__])
     for module in host_modules():
         if module.__registered__.get(key) is entry:
             file = Path(str(module.__file__))
