@@ -52,8 +52,7 @@ class Flashback:
                 f"{host.settings.name} keeps no knowledge of earlier tasks, so flashback has nothing to attach to; "
                 "run it without flashback"
             )
-        without_distance = type(host).distance is Host.distance and host.memory is None  # replayed targets have one
-        within(not without_distance, f"flashback needs a distance, and {host.settings.name} has none; {HOW_TO_SAY_IT}")
+        within(self.has_distance or host.memory is not None, self.no_distance())
         if self.settings.support == "memory" and host.memory is None:
             raise FlashbackError(
                 f"flashback.support=memory needs a host with a memory; {host.settings.name} has none, use host or all"
@@ -66,6 +65,7 @@ class Flashback:
 
     def enter(self, task: Task) -> None:
         self.host.enter(task)
+        within(self.has_distance or self.support().samples == "memory", self.no_distance())
 
     def stages(self) -> list[Stage]:
         """The stages of the host; from the second task on, the main one in two phases."""
@@ -131,6 +131,14 @@ class Flashback:
             setup_key=main.structure_key,
         )
         return [phase_1, phase_2]
+
+    @property
+    def has_distance(self) -> bool:
+        """Whether the host says how far outputs are from knowledge; answers to stored images need not be told."""
+        return type(self.host).distance is not Host.distance
+
+    def no_distance(self) -> str:
+        return f"flashback needs a distance, and {self.host.settings.name} has none; {HOW_TO_SAY_IT}"
 
     # ------------------------------------------------------------ the parts of Algorithm 1
 

@@ -31,6 +31,17 @@ def test_images_too_large_for_the_device_are_fetched_ahead() -> None:
     assert torch.equal(far.joined(near).images, near.joined(near).images)
 
 
+def test_a_set_joined_with_nothing_is_not_read() -> None:
+    device = torch.device("cpu")
+    images = Images(torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8), torch.arange(20))
+    own = Stream.of(images, device)
+    empty = Stream.of(Images(images.x[:0], images.y[:0]), device)
+    for joined in (own.joined(empty), empty.joined(own), own.joined()):
+        assert joined.images.data_ptr() == images.x.data_ptr()
+        assert torch.equal(joined.labels, own.labels)
+    assert len(empty.joined(empty)) == 0
+
+
 def test_training_from_afar_equals_training_on_the_device() -> None:
     results = []
     for room in (None, 10):

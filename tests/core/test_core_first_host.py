@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from flashback import Flashback, FlashbackError, train
 from flashback.hosts import HOSTS, Host
+from flashback.memory import Memory
 from helpers import quick_host
 
 
@@ -42,3 +43,10 @@ def test_flashback_wants_a_distance_before_anything_is_trained() -> None:
     host = host_with(lambda self, step: {"task": torch.zeros((), requires_grad=True)})
     with pytest.raises(FlashbackError, match=r"flashback needs a distance, and mine has none; give its class a method"):
         Flashback(host)
+
+
+def test_a_memory_is_no_distance() -> None:
+    host = host_with(lambda self, step: {"task": torch.zeros((), requires_grad=True)})
+    host.memory = Memory(4, host.benchmark.image_shape)
+    with pytest.raises(FlashbackError, match=r"flashback needs a distance, and mine has none; give its class a method"):
+        train(Flashback(host))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,25 @@ def test_a_run_names_its_network_whoever_chose_it(given: str, used: str, tmp_pat
     settings = {"benchmark.tasks": 1, "training.epochs": 1, "training.batch_size": 200, "host.net": given}
     flashback.run(configure("finetune", settings=settings), out=tmp_path / "run", device="cpu")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["net"] == used
+
+
+def test_several_may_write_the_same_file(tmp_path: Path) -> None:
+    contents = [str(k) * 1000 for k in range(4)]
+
+    def write(content: str) -> None:
+        for _ in range(50):
+            write_atomically(tmp_path / "file", content)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(write, contents))
+    assert (tmp_path / "file").read_text() in contents
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    folder = RunFolder.open(tmp_path / "run", {"seed": 0})
+    (tmp_path / "run" / ".0123abcd.run.json.part").touch()
+    (tmp_path / "run" / "of somebody else.part").touch()
+    with folder.lock():
+        pass
+    assert [path.name for path in (tmp_path / "run").glob("*.part")] == ["of somebody else.part"]

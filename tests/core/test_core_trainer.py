@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +17,10 @@ from torch import Tensor
 from flashback import Flashback, FlashbackError, Host, Trainer, evaluate, train
 from flashback.benchmarks import Benchmark
 from flashback.hosts import Optimisation, Stage
+from flashback.training import surroundings
 from flashback.training.evaluation import evaluate_ahead
 from flashback.training.step import TrainingStep, build_optimiser, set_rate, total_loss
-from flashback.training.surroundings import prepare_device
+from flashback.training.surroundings import SWITCHES, prepare_device, prepared_device, select_device
 from helpers import quick_config, quick_flashback, quick_host, small_settings, tiny_benchmark
 
 Events = list[dict[str, Any]]
@@ -403,3 +407,48 @@ def test_a_cpu_has_one_thread_unless_more_are_asked_for(
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
     prepare_device(quick_config("finetune"), torch.device("cpu"), "fp32")
     assert torch.get_num_threads() == threads
+
+
+def switches() -> list[object]:
+    return [
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+        *(getattr(holder, name) for holder, name in SWITCHES),
+    ]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_rest_of_a_program_computes_as_before(two_threads: None, fast: bool) -> None:
+    before = switches()
+    with prepared_device(quick_config("finetune", fast=fast), torch.device("cuda"), "fp32"):
+        assert torch.are_deterministic_algorithms_enabled() != fast
+        assert not torch.backends.cudnn.allow_tf32
+        assert torch.backends.cudnn.benchmark == fast
+    assert switches() == before
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "mps", "meta"])
+def test_a_device_is_refused_however_it_is_written(device: str) -> None:
+    for written in (device, torch.device(device)):
+        with pytest.raises(FlashbackError, match=rf"device \(--device\) is auto, cpu or cuda, not '{device}'"):
+            select_device(written)
+    assert select_device(torch.device("cpu")) == torch.device("cpu")
+
+
+def test_the_commit_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package may lie in the repository of somebody's own project."""
+
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=me", "-c", "user.email=me@here"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    own, other = tmp_path / "own.py", tmp_path / "other.py"
+    for file in (own, other):
+        file.touch()
+    git("init")
+    git("add", "own.py")
+    git("commit", "-m", "made")
+    monkeypatch.setattr(surroundings, "__file__", str(other))
+    assert surroundings.commit() is None
+    monkeypatch.setattr(surroundings, "__file__", str(own))
+    assert re.fullmatch("[0-9a-f]{40}", surroundings.commit() or "")

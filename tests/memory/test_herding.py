@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from flashback.memory import class_means, herd, herd_classes
+from flashback.memory import class_means, herd, herd_classes, herding
 
 
 def made(n: int, d: int, seed: int = 0) -> Tensor:
@@ -109,3 +110,18 @@ def test_herding_a_task_is_quick_on_a_gpu() -> None:
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.3
     assert torch.equal(orders[0].cpu(), herd(features[0], 500))
+
+
+def test_one_large_class_does_not_make_the_others_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    padded: list[int] = []
+
+    def pad(rows: list[Tensor], batch_first: bool) -> Tensor:
+        padded.append(len(rows) * max(map(len, rows)))
+        return pad_sequence(rows, batch_first)
+
+    monkeypatch.setattr(herding, "pad_sequence", pad)
+    features = [made(n, 3, seed) for seed, n in enumerate((5, 300, 4, 0, 7, 290, 1))]
+    together = herd_classes(features, 6)
+    assert sum(padded) < 2 * sum(map(len, features))
+    for own, rows in zip(together, features, strict=True):
+        assert own.tolist() == greedy(rows, 6)

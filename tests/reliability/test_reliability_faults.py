@@ -408,10 +408,11 @@ def test_other_surroundings_are_said_and_recorded(dataset: Path, tmp_path: Path,
     run = json.loads((folder / "run.json").read_text())
     assert run["changed_on_resume"] == []
     run["must_match"] |= {"torch": "1.0", "threads": 99}
+    run["source"] = "0123"
     (folder / "run.json").write_text(json.dumps(run))
     (said,) = go_on(dataset, folder)
-    assert "goes on in other surroundings (threads, torch), so it may end otherwise" in said
-    assert json.loads((folder / "run.json").read_text())["changed_on_resume"] == ["threads", "torch"]
+    assert "goes on in other surroundings (threads, torch, source), so it may end differently" in said
+    assert json.loads((folder / "run.json").read_text())["changed_on_resume"] == ["source", "threads", "torch"]
 
 
 def test_another_kind_of_device_is_refused(dataset: Path, tmp_path: Path, begun: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -276,3 +277,11 @@ def test_further_classifiers_are_kept_beside_the_own_one(tmp_path: Path) -> None
     assert list(run.others) == ["nearest mean"]
     expected = summarise(other[SETTINGS[1]], [1] * 3)["average_accuracy"]
     assert run.others["nearest mean"].results[SETTINGS[1]]["average_accuracy"] == expected
+
+
+def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", made_config(), MATRICES)
+    (run / "log.jsonl").unlink(missing_ok=True)
+    os.mkfifo(run / "log.jsonl")
+    (found,) = find([tmp_path]).runs
+    assert found.epochs == []

@@ -14,7 +14,10 @@ from flashback.studies.comparison import compare
 from flashback.studies.jobs import Job, Place, sharing_first_tasks, spaced
 from flashback.studies.sweeps import parse_sweep, run_sweep
 from flashback.studies.tuning import tune
-from flashback.training.beginnings import SHARED
+from flashback.training.beginnings import SHARED, Beginning
+from flashback.training.checkpoints import Checkpoints
+from flashback.training.trainer import Trainer
+from helpers import quick_host
 
 QUICK = {
     "training.epochs": 2,
@@ -54,6 +57,28 @@ def test_all_weights_of_a_sweep_share_one_first_task(tmp_path: Path, jobs: int) 
     assert len(evaluations) == 4  # whoever watches sees every run whole
     assert len({json.dumps(event["accuracy"]) for event in evaluations}) == 1
     assert not (tmp_path / SHARED).exists()
+
+
+def test_a_first_task_that_could_not_be_left_is_left_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = quick_host("finetune")
+    beginning, state = Beginning(tmp_path / "shared" / "key"), Trainer(host, host.benchmark).state()
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            beginning.leave(state, b"log")
+    assert beginning.find() is None
+    for log in (b"log", b"of another run that was later"):
+        beginning.leave(state, log)
+    found = beginning.find()
+    assert found is not None
+    assert found[1] == b"log"
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["key"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -10,8 +10,9 @@ import yaml
 from flashback.benchmarks import sources
 from flashback.errors import FlashbackError
 from flashback.studies import jobs as running
+from flashback.studies import sweeps
 from flashback.studies.jobs import Place, group_failures
-from flashback.studies.sweeps import left_out, parse_sweep, plan, read_sweep, run_sweep
+from flashback.studies.sweeps import left_out, parse_sweep, plan, run_sweep
 
 HERE = Place(None, "cpu", None)
 
@@ -41,6 +42,14 @@ def test_missing_data_are_asked_for_once_and_nothing_is_trained(
     assert trained == []
 
 
+def test_other_files_among_the_sweeps_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / ".DS_Store").write_bytes(b"\xff\x00")
+    (tmp_path / "sweeps" / "mine.yaml").write_text("hosts: [icarl]")
+    monkeypatch.setattr(sweeps.resources, "files", lambda package: tmp_path)
+    assert sweeps.shipped_sweeps() == {"mine": "hosts: [icarl]"}
+
+
 def test_benchmarks_of_one_dataset_fetch_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[str]
 ) -> None:
@@ -52,7 +61,7 @@ def test_benchmarks_of_one_dataset_fetch_it_once(
         return folder / dataset.files[0]
 
     monkeypatch.setattr(sources, "_download", fetch)
-    run_sweep(read_sweep("plugins"), tmp_path / "out", data=tmp_path, device="cpu")
+    run_sweep("plugins", tmp_path / "out", data=tmp_path, device="cpu")
     assert asked == ["cifar100"]
     assert len(trained) == 36
 

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from flashback import configure
 from flashback.cli import main
+from flashback.config import to_dict
 from flashback.errors import FlashbackError
 from flashback.reports import read_report
 from flashback.studies import tuning
 from flashback.studies.tuning import tune
 from flashback.training import Interrupted
+from flashback.training.building import open_benchmark
 from helpers import write_tiny
 
 SETTINGS: dict[str, Any] = {"training.epochs": 4, "training.batch_size": 100, "benchmark.tasks": 2}
@@ -33,8 +36,8 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             seen.append(config)
         accuracy = 90 - 10 * abs(tried.alpha - 0.1) - tried.epochs if tried.enabled else 88.5
         out.mkdir(parents=True)
-        (out / "config.yaml").write_text("{}")
-        (out / "run.json").write_text("{}")
+        (out / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
+        (out / "run.json").write_text(json.dumps({"data_checksum": open_benchmark(config, None, sketch=True).checksum}))
         (out / "results.json").write_text(json.dumps({"class_incremental": {"average_accuracy": accuracy}}))
 
     monkeypatch.setattr(tuning, "run", run)
@@ -188,3 +191,10 @@ def test_what_tuning_decides_is_refused(key: str, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     with pytest.raises(FlashbackError, match=f"(decides|chooses) {key} itself"):
         tune("icarl", out=tmp_path, settings={**SETTINGS, key: 1})
+
+
+def test_when_checkpoints_are_written_makes_no_other_tuning(fake_runs: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    for minutes in (1.0, 5.0):
+        tune("icarl", out=tmp_path, trials=2, settings={**SETTINGS, "checkpoint.minutes": minutes})
+    assert len(fake_runs) == 2

@@ -50,7 +50,9 @@ class Stream:
 
     def joined(self, *others: Stream) -> Stream:
         """All as one stream: each image of any appears once per epoch."""
-        parts = [self, *others]
+        parts = [part for part in (self, *others) if len(part)] or [self]
+        if len(parts) == 1:
+            return parts[0]  # as it is: images of a large set are mapped, not read
         resident = all(part.resident for part in parts)
         pixels = [part.images if resident else part.images.cpu() for part in parts]
         return Stream(
@@ -59,6 +61,11 @@ class Stream:
             torch.cat([part.slots for part in parts]),
             resident,
         )
+
+    def part(self, rows: Tensor) -> Stream:
+        """Some of its images."""
+        chosen = rows.to(self.labels.device)
+        return Stream(self.images[rows.to(self.images.device)], self.labels[chosen], self.slots[chosen], self.resident)
 
     def order(self, *key: object) -> Tensor:
         """The order of one epoch. It depends on the key alone, so a resumed epoch finds its place again."""

@@ -50,6 +50,7 @@ class XDER(EditingHost):
     """Replays from an edited memory, keeps the heads apart in every loss, and trains those that wait for classes."""
 
     Settings = XDERSettings
+    draws = 2
     task_of: Tensor  # the task of every column
 
     def build(self) -> None:
@@ -73,7 +74,7 @@ class XDER(EditingHost):
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> XDERStep:
-        recalled = self.recall(2)
+        recalled = self.recall(self.draws)
         views, labels = self.strong_views(batch) if self.later else ([], None)
         output, *others = together(self.net, [batch.x, *(own.x for own in recalled)], untracked=views)
         draws = self.answered(recalled, others[: len(recalled)])

@@ -14,7 +14,8 @@ from flashback.knowledge.kinds import flat
 from flashback.nets import evaluating
 
 Estimator = Literal["empirical", "mammoth", "exact"]
-GRADIENT_BYTES = {"cuda": 8 << 30, "cpu": 1 << 29}  # what the gradients of one chunk of images may take
+GRADIENT_BYTES = {"cuda": 2 << 30}  # what the gradients of one chunk of images may take
+ON_OTHERS = 1 << 29
 LARGEST_CHUNK = 512  # bounds the activations of networks with few parameters
 
 
@@ -66,4 +67,4 @@ def passes(net: nn.Module, x: Tensor, labels: Tensor, estimator: Estimator) -> l
 def chunk_size(weights: list[Tensor]) -> int:
     """How many images may hold their gradients at the same time."""
     one_image = sum(weight.numel() * weight.element_size() for weight in weights)
-    return max(1, min(LARGEST_CHUNK, GRADIENT_BYTES[weights[0].device.type] // one_image))
+    return max(1, min(LARGEST_CHUNK, GRADIENT_BYTES.get(weights[0].device.type, ON_OTHERS) // one_image))

@@ -17,13 +17,23 @@ def herd(features: Tensor, quota: int, normalise: bool = False) -> Tensor:
 
 @torch.no_grad()
 def herd_classes(features: Sequence[Tensor] | Tensor, quota: int, normalise: bool = False) -> list[Tensor]:
-    """`herd` for several classes at once, [k, n, d] or a list of [n_i, d]: one loop of `quota` steps for all of them.
+    """`herd` for several classes, [k, n, d] or a list of [n_i, d].
 
-    Works in float64, where only true duplicates tie; the first of them is taken.
+    Works in float64, where only true duplicates tie; the first of them is taken. Classes of about the same size go
+    together: they are padded to the largest of them, which one large class among small ones would make a large pool.
     """
+    together: dict[int, list[int]] = {}
+    for k, rows in enumerate(features):
+        together.setdefault(len(rows).bit_length(), []).append(k)
+    found: dict[int, Tensor] = {}
+    for members in together.values():
+        found |= zip(members, _herd_padded([features[k] for k in members], quota, normalise), strict=True)
+    return [found[k] for k in range(len(features))]
+
+
+def _herd_padded(features: Sequence[Tensor], quota: int, normalise: bool) -> list[Tensor]:
+    """One loop of `quota` steps for all of these classes."""
     sizes = [len(rows) for rows in features]
-    if not sizes:
-        return []
     pool = pad_sequence([_prepared(rows, normalise) for rows in features], batch_first=True)
     size = torch.tensor(sizes, device=pool.device)
     mean = pool.sum(1) / size.clamp(min=1)[:, None]

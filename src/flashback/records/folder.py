@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import yaml
 
@@ -31,9 +32,8 @@ ANOTHER_FOLDER = "choose another folder (out, --out on the command line)"
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """A reader sees the old file or the new one, never a part of it, whenever the machine stops."""
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{uuid4().hex[:8]}.{path.name}.part")  # no other process writes the same one
     try:
-        temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link that leads elsewhere
         with temporary.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
@@ -131,7 +131,14 @@ class RunFolder:
                 raise FlashbackError(f"another process is training in {self.path}; wait for it or stop it") from None
             if is_finished(self.path):
                 raise FlashbackError(f"{self.path} holds a finished run already; {ANOTHER_FOLDER}")
+            self.tidy()
             yield
+
+    def tidy(self) -> None:
+        """Remove what a process that was killed left half written; files of others stay."""
+        for name in (CONFIG, RUN, LOG, RESULTS):
+            for part in self.path.glob(f".*{name}.part"):
+                part.unlink()
 
     # ------------------------------------------------------------ the log
 

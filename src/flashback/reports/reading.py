@@ -16,6 +16,7 @@ from flashback.config import within
 from flashback.errors import FlashbackError
 from flashback.recipes import resolved
 from flashback.records import RunRecord, read_record
+from flashback.records.folder import LARGEST_RECORD, LOG, read_file
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.studies.comparison import check_measured, is_number, measured
 from flashback.studies.tuning import STUDY
@@ -198,8 +199,8 @@ def check_config(config: Mapping[str, Any]) -> None:
 def read_epochs(path: Path) -> list[Epoch]:
     """The losses of the log, every so many epochs of a long one. A log that is missing or torn gives what it has."""
     try:
-        text = (path / "log.jsonl").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        text = read_file(path / LOG, LARGEST_RECORD).decode(errors="replace")
+    except (OSError, ValueError):
         return []
     lines = [line for line in text.splitlines() if '"losses"' in line]
     stride = -(-len(lines) // EPOCHS_KEPT)
@@ -224,7 +225,7 @@ def parse_epoch(line: str) -> Epoch | None:
 
 def read_similarity(path: Path, name: str) -> Similarity:
     try:
-        content = json.loads((path / SIMILARITY).read_text(encoding="utf-8"))
+        content = json.loads(read_file(path / SIMILARITY, LARGEST_RECORD))
     except (OSError, ValueError, RecursionError):
         raise FlashbackError("is not readable as JSON") from None
     within(isinstance(content, dict) and isinstance(content.get("layers"), list), "names no layers")

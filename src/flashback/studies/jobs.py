@@ -192,9 +192,12 @@ def attempt(job: Job, observer: Observer) -> str | None:
     except FlashbackError as error:
         return str(error)
     except Exception as problem:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        (job.folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
-        return f"{in_one_line(problem)}{DETAILS}{job.folder / FAILURE})"
+        said, details = in_one_line(problem), traceback.format_exc()
+        with suppress(OSError):  # a full disk may be what is wrong
+            job.folder.mkdir(parents=True, exist_ok=True)
+            (job.folder / FAILURE).write_text(details, encoding="utf-8")
+            said += f"{DETAILS}{job.folder / FAILURE})"
+        return said
     return None
 
 

@@ -58,7 +58,8 @@ class Sweep:
 def shipped_sweeps() -> dict[str, str]:
     """The sweeps that come with the package by name: the paper's tables."""
     folder = resources.files("flashback.recipes") / "sweeps"
-    return {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
+    return {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in files}
 
 
 def read_sweep(name: str | Path) -> Sweep:
@@ -211,7 +212,7 @@ def survey(planned: Sequence[Job]) -> tuple[Outcome, list[Job]]:
 
 
 def run_sweep(
-    sweep: Sweep,
+    sweep: Sweep | str | Path,
     out: str | Path,
     *,
     jobs: int | None = None,
@@ -221,9 +222,13 @@ def run_sweep(
     track: Sequence[str] = (),
     watch: Callable[[Outcome, str], Observer] = lambda outcome, name: lambda event: None,
 ) -> Outcome:
-    """Run what is missing, `jobs` at a time as `compare` does. Records brought from another machine count as done."""
+    """Run what is missing, `jobs` at a time as `compare` does. Records brought from another machine count as done.
+
+    A sweep is the path of its file, the name of a shipped one, or what `read_sweep` and `parse_sweep` return.
+    """
     find_hosts(host_file)
-    planned = plan(sweep, Path(out), Place.of(data, device, host_file, jobs, track))
+    asked = sweep if isinstance(sweep, Sweep) else read_sweep(sweep)
+    planned = plan(asked, Path(out), Place.of(data, device, host_file, jobs, track))
     outcome, missing = survey(planned)
 
     def observe(name: str) -> Observer:

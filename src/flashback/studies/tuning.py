@@ -17,8 +17,9 @@ from flashback.config import RunConfig, to_dict, within
 from flashback.errors import import_extra
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.recipes import check_free, comparable, configure
-from flashback.records import RunFolder, dotted, is_finished, read_record, write_atomically
+from flashback.records import RunFolder, dotted, read_record, write_atomically
 from flashback.training.beginnings import SHARED
+from flashback.training.finished import IGNORED, finished_run
 from flashback.training.running import run
 from flashback.training.trainer import Observer
 
@@ -75,7 +76,7 @@ def tune(
     base = configured(ALPHAS[0], 1)
     within(base.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
     # Another tuning in the same folder is refused.
-    folder = RunFolder.open(Path(out), to_dict(base), resolve=comparable).path
+    folder = RunFolder.open(Path(out), to_dict(base), IGNORED, comparable).path
     study = optuna.create_study(
         study_name="flashback",
         storage=f"sqlite:///{(folder / STUDY).resolve()}",
@@ -87,7 +88,7 @@ def tune(
 
     def accuracy_of(config: RunConfig, name: str) -> float:
         place, shared = folder / name, folder / SHARED
-        if not is_finished(place):  # the same choice may come up again
+        if finished_run(place, to_dict(config), data=data) is None:  # the same choice may come up again
             run(config, out=place, data=data, device=device, observers=[watch(name)], first_tasks=shared)
         accuracy: float = read_record(place).results["class_incremental"]["average_accuracy"]
         return accuracy

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from flashback.config import CheckpointConfig
+from flashback.errors import FlashbackError
 from flashback.records.folder import LARGEST_RECORD, LOG, read_file, write_atomically
 from flashback.training.checkpoints import Checkpoints, digest_of
 from flashback.training.trainer import Observer, Position, RunState
@@ -32,18 +34,26 @@ class Beginning:
     @classmethod
     def of(cls, shared: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Beginning:
         """Equal settings on equal data in equal surroundings lead to the same bits."""
-        return cls(shared / digest_of([first_task_settings(config), facts["must_match"], facts["data_checksum"]]))
+        around = [facts[name] for name in ("must_match", "source", "data_checksum")]
+        return cls(shared / digest_of([first_task_settings(config), *around]))
 
     def leave(self, state: RunState, log: bytes) -> None:
-        """The first run that gets here leaves its state; without room for it nothing is lost but time."""
+        """The first run that gets here leaves its state; without room for it nothing is lost but time.
+
+        Under another name until it is whole: one that was killed meanwhile must not stand in the way of others.
+        """
+        if self.folder.exists():
+            return
         with suppress(OSError):
-            self.folder.mkdir(parents=True)
-            write_atomically(self.folder / LOG, log)
-            Checkpoints(self.folder, CheckpointConfig(), lambda: len(log)).write(of_any_arm(state))
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=self.folder.parent) as part:
+                write_atomically(Path(part) / LOG, log)
+                Checkpoints(Path(part), CheckpointConfig(), lambda: len(log)).write(of_any_arm(state))
+                Path(part).rename(self.folder)
 
     def find(self) -> tuple[RunState, bytes] | None:
         """The state and the log of the run that left them; whatever is in the way, the task can be trained."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, FlashbackError):
             log = read_file(self.folder / LOG, LARGEST_RECORD)
             state = Checkpoints(self.folder, CheckpointConfig()).load()
             if state is not None and len(log) == state.values["log_bytes"]:

@@ -31,7 +31,7 @@ from flashback.training.trainer import History, Position, RunState
 
 KEPT = 2  # the last good one, and the one before in case the last is damaged
 MANIFEST = re.compile(r"[0-9]{6,}\.json")
-OWN_FILE = re.compile(r"\.?([0-9]{6,})\.(json|safetensors)(\.part)?")
+OWN_FILE = re.compile(r"(?:\.(?:[0-9a-f]{8}\.)?)?([0-9]{6,})\.(json|safetensors)(\.part)?")
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it

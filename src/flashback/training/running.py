@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flashback.benchmarks import Benchmark
+from flashback.benchmarks.recorded import recorded_benchmark
 from flashback.config import RunConfig, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host
@@ -44,7 +45,7 @@ def run(
 ) -> TrainingResult:
     """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there.
 
-    A folder that holds an unfinished run of the same configuration is gone on with, exactly where it stopped; of a
+    A folder that holds an unfinished run of the same configuration is continued exactly where it stopped; of a
     finished one the result is read from its record, and nothing is trained.
     `observers` are told every event, and so are the trackers named in `track`; `first_tasks` is a folder where runs
     that differ in flashback alone leave and find their first task; `progress` prints a line for every task learned.
@@ -93,7 +94,7 @@ def train(
     within(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
     precision = select_precision(host.config, host.device)
     observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
-    with prepared_device(host.config, host.device, precision):
+    with prepared_device(host.config, host.device, precision), saying_what_to_change():
         result = Trainer(method, benchmark, observers, precision=precision).run()
     host.eval()
     return result
@@ -162,16 +163,22 @@ def resume(path: str | Path, **options: Any) -> TrainingResult:
 
 
 def load_trained(folder: str | Path, data: str | Path | None = None, device: str | torch.device = "auto") -> Host:
-    """The host of a finished run as it was at the end, in evaluation mode, from the run's folder and its data alone.
+    """The host of a finished run as it was at the end, in evaluation mode, from the run's folder alone.
 
-    Data of one's own that are no longer where they were are looked for in the folder `data`.
+    The data are opened when images of `host.benchmark` are looked at. Those of one's own that are no longer where they
+    were are looked for in the folder `data`.
     """
-    path = Path(folder)
-    config = config_from_dict(read_config(path))
-    benchmark, target = open_benchmark(config, data), select_device(device)
-    known = RunFolder(path).read_run().get("data_checksum", benchmark.checksum)
-    within(known == benchmark.checksum, f"the run in {path} was made on other data than those found; give its own")
-    with prepared_device(config, target, "fp32"):
+    path, target = Path(folder), select_device(device)
+    config, record = config_from_dict(read_config(path)), RunFolder(path).read_run()
+
+    def open_data() -> Benchmark:
+        found = open_benchmark(config, data)
+        same = record.get("data_checksum", found.checksum) == found.checksum
+        within(same, f"the run in {path} was made on other data than those found; give its own")
+        return found
+
+    benchmark = recorded_benchmark(record, open_data) or open_data()  # records of old say too little of the data
+    with prepared_device(config, target, "fp32"), saying_what_to_change():
         trainer = Trainer(build_method(config, benchmark, target), benchmark)
         state = Checkpoints(path / "checkpoint", config.checkpoint).load()
         if state is None or state.values["position"]["task"] < len(benchmark.tasks):

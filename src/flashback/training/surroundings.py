@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from flashback.benchmarks import Benchmark
+from flashback.benchmarks.recorded import DATA, describe_data
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import outside_code
@@ -25,12 +26,17 @@ from flashback.records import RunFolder, differing_keys
 
 PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of the multiprocessors that a process may use; ignored without MPS
 WHOLE = "100"
+SWITCHES = (
+    (torch.utils.deterministic, "fill_uninitialized_memory"),
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+)
 
 
 def select_device(device: str | torch.device = "auto") -> torch.device:
     """Where to train: "auto" takes a GPU where there is one."""
-    if isinstance(device, torch.device):
-        return device
+    device = "cuda" if str(device) == "cuda:0" else str(device)
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda"):
@@ -50,13 +56,21 @@ def select_precision(config: RunConfig, device: torch.device) -> str:
 
 @contextmanager
 def prepared_device(config: RunConfig, device: torch.device, precision: str) -> Iterator[None]:
-    """`prepare_device` for a while: how many threads the rest of a program computes with is its own affair."""
+    """`prepare_device` for a while: how the rest of a program computes is its own affair."""
     threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    switches = ((holder, name, getattr(holder, name)) for holder, name in SWITCHES)
+    before = list(switches) if device.type == "cuda" else []  # all that a CPU is prepared by are its threads
     prepare_device(config, device, precision)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        for holder, name, value in before:
+            setattr(holder, name, value)
 
 
 def prepare_device(config: RunConfig, device: torch.device, precision: str) -> None:
@@ -94,6 +108,7 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
         "class_order": list(benchmark.order),
         "task_sizes": list(benchmark.sizes),
         "data_checksum": benchmark.checksum,
+        DATA: describe_data(benchmark),
         "device": name,
         "device_type": device.type,
         "precision": precision,
@@ -130,14 +145,17 @@ def versions() -> dict[str, str]:
 
 def commit() -> str | None:
     """The commit of the source tree, where it is one."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve()
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
-        )
+        git("ls-files", "--error-unmatch", here.name)  # an installed package may lie in a repository of another project
+        return git("rev-parse", "HEAD") or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None
 
 
 @cache
@@ -161,10 +179,11 @@ def compare_surroundings(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
             raise FlashbackError(sentence.format(folder.path, before[key]))
     known = before.get("must_match")
     differing = differing_keys(known, facts["must_match"]) if isinstance(known, dict) else []
+    differing += ["source"] if before.get("source", facts["source"]) != facts["source"] else []
     if differing:
         warnings.warn(
-            f"the run in {folder.path} goes on in other surroundings ({', '.join(differing)}), so it may end otherwise "
-            "than it would have",
+            f"the run in {folder.path} goes on in other surroundings ({', '.join(differing)}), so it may end "
+            "differently",
             stacklevel=2,
         )
     earlier = before.get("changed_on_resume")
