@@ -280,3 +280,9 @@ def test_the_net_follows_the_size_of_the_images() -> None:
     large = build_host(quick_host("lwf-mc").config, tiny_benchmark((2,), per_class=1, shape=(3, 32, 32)), "cpu")
     assert small.net.backbone.width == 64  # type: ignore[union-attr]
     assert large.net.backbone.width == 512  # type: ignore[union-attr]
+
+
+def test_exemplars_by_class_have_room_for_every_class_there_will_be() -> None:
+    host = quick_host("icarl", host__memory_per_class=400)  # with host.memory_size as it is, which says nothing then
+    assert host.memory is not None
+    assert host.memory.capacity == 400 * host.benchmark.classes > host.settings.memory_size

@@ -373,3 +373,49 @@ def test_the_budget_of_unequal_phases_is_what_was_asked_for() -> None:
     trainer.run()
     spent = [(entry["task"], entry["stage"], entry["steps"]) for entry in trainer.history.budget]
     assert spent == [(0, "learn", 2), (1, "phase 1", 3), (1, "phase 2", 2)]
+
+
+def test_the_flashback_goes_to_where_the_stage_had_begun() -> None:
+    """After imprinting: the new class vectors of phase 2 start as those of phase 1 did."""
+    method, trainer = at_second_task("lucir")
+    phase_1, phase_2, _ = method.stages()
+    trainer.allocate(phase_1)
+    before = state_of(method.host)
+    phase_1.begin()
+    begun = state_of(method.host)
+    assert any(not torch.equal(before[name], tensor) for name, tensor in begun.items())
+    move(phase_1.parameters())
+    trainer.allocate(phase_2)
+    phase_2.begin()
+    assert all(torch.equal(begun[name], tensor) for name, tensor in method.host.state_dict().items())
+
+
+def test_the_stage_of_the_host_begins_and_ends_once() -> None:
+    method, trainer = at_second_task("lwf-mc")
+    calls: list[str] = []
+    main = method.host.main_stage(begin=lambda: calls.append("begin"), end=lambda: calls.append("end"))
+    method.host.__dict__["stages"] = lambda: [main]
+    trainer.run_task(method.host.task)
+    assert calls == ["begin", "end"]
+
+
+def test_phase_1_begins_with_the_randomness_of_the_host() -> None:
+    seeds: list[int] = []
+    for made in (quick_host, quick_flashback):
+        method = made("lwf-mc")
+        host, (first, second, _) = method.host, method.host.benchmark.tasks
+        trainer = Trainer(method, host.benchmark)
+        trainer.run_task(first)
+        method.enter(second)
+        main = host.main_stage(begin=lambda host=host: seeds.append(host.generator.initial_seed()))
+        host.__dict__["stages"] = lambda main=main: [main]
+        trainer.run_task(second)
+    assert len(seeds) == 2
+    assert seeds[0] == seeds[1]
+
+
+def test_plastic_knowledge_is_counted_though_a_later_stage_has_none() -> None:
+    method = quick_flashback("lucir", **small_settings("lucir"))
+    result = Trainer(method, method.host.benchmark).run()
+    assert result.history.budget[-1]["stage"] == "balanced fine-tuning"
+    assert result.history.bytes["plastic"] > 0

@@ -143,3 +143,9 @@ def test_the_order_of_an_epoch_depends_on_its_key_alone() -> None:
     assert torch.equal(order, stream(5, 30).order(0, 1, "learn", 2))
     for other in [(1, 1, "learn", 2), (0, 2, "learn", 2), (0, 1, "phase 1", 2), (0, 1, "learn", 3)]:
         assert not torch.equal(order, made.order(*other))
+
+
+def test_rounding_moves_no_step_to_the_next_epoch() -> None:
+    optimisation = Optimisation(lr=0.3, schedule="step", milestones=(0.55,))
+    assert 0.55 * 100 > 55  # in floating point
+    assert [optimisation.rate(epoch, 100) < 0.3 for epoch in (54, 55)] == [False, True]

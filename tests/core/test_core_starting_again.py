@@ -80,8 +80,6 @@ def test_a_finished_run_on_other_data_is_refused(here: Path) -> None:
     write_tiny(here / "data" / "tiny.npz", shift=1)
     with pytest.raises(fb.FlashbackError, match=r"^out holds a run on other data; choose another folder"):
         fb.run(config, out="out", device="cpu")
-    with pytest.raises(fb.FlashbackError, match=r"^the run in out was made on other data than those found"):
-        fb.load_trained("out", device="cpu")
 
 
 def test_a_finished_run_of_other_code_is_refused(here: Path) -> None:
@@ -148,8 +146,6 @@ def test_a_run_is_loaded_and_made_again_from_anywhere(here: Path, monkeypatch: p
     made = fb.run(short("data/tiny.npz"), out="out", device="cpu")
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
-    with pytest.raises(fb.FlashbackError, match=r"there is no file data/tiny.npz; check the path, or name the folder"):
-        fb.load_trained("../out", device="cpu")
     for folder in (here, here / "data"):  # by the path of the record, or by the name of the file
         host = fb.load_trained("../out", data=folder, device="cpu")
         row = fb.evaluate(host, host.benchmark)["linear"]["class_incremental"]

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from flashback import Flashback, FlashbackError, Host, Trainer, evaluate, train
+from flashback.batches import Batch
 from flashback.benchmarks import Benchmark
-from flashback.hosts import Optimisation, Stage
+from flashback.hosts import Optimisation, Stage, Step
 from flashback.training import surroundings
 from flashback.training.evaluation import evaluate_ahead
 from flashback.training.step import TrainingStep, build_optimiser, set_rate, total_loss
@@ -452,3 +453,38 @@ def test_the_commit_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.M
     assert surroundings.commit() is None
     monkeypatch.setattr(surroundings, "__file__", str(own))
     assert re.fullmatch("[0-9a-f]{40}", surroundings.commit() or "")
+
+
+def test_a_host_that_was_looked_at_first_is_trained_as_any_other() -> None:
+    fresh, looked_at = quick_host("finetune"), quick_host("finetune")
+    looked_at.eval()
+    for host in (fresh, looked_at):
+        train(host)
+    others = looked_at.state_dict()
+    assert all(torch.equal(tensor, others[name]) for name, tensor in fresh.state_dict().items())
+
+
+def test_a_step_sees_the_training_view_of_its_images() -> None:
+    host = quick_host("finetune", training__views=["crop", "flip"])
+    (stage,) = host.stages()
+    seen: list[Batch] = []
+
+    def forward(batch: Batch) -> Step:
+        seen.append(batch)
+        return host.forward(batch)
+
+    stream = stage.stream()
+    step = TrainingStep(host, replace(stage, forward=forward), stream, "fp32")
+    host.generator.manual_seed(5)
+    step(torch.arange(8))
+    raw = stream.images[:8]
+    assert torch.equal(seen[0].raw, raw)
+    assert torch.equal(seen[0].x, host.views.weak(raw, torch.Generator().manual_seed(5)))
+    assert not torch.equal(seen[0].x, host.views.plain(raw))
+
+
+def test_the_seed_decides_the_first_weights() -> None:
+    one, again, other = (quick_host("finetune", seed=seed).net.state_dict() for seed in (3, 3, 4))
+    weights = "backbone.layers.0.weight"
+    assert torch.equal(one[weights], again[weights])
+    assert not torch.equal(one[weights], other[weights])

@@ -516,3 +516,9 @@ def test_the_compressed_variant_checks_the_settings_of_both_parents():
     with pytest.raises(FlashbackError, match=r"host\.compression_epochs"):
         quick_config("beef-compress", host__compression_epochs=0)
     assert quick_config("beef-compress").host.beta2 == 0
+
+
+def test_fusion_sees_as_many_images_of_each_class() -> None:
+    run = in_second_task(host__memory_size=14, benchmark=tiny_benchmark((2, 3, 2)))
+    fusion = run.host.stages()[1]
+    assert torch.bincount(fusion.stream().labels).tolist() == [7] * 5

@@ -19,9 +19,10 @@ from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.finetune import Finetune
 from flashback.hosts.lwf_mc import LwFMC
 from flashback.hosts.replay import DrawSettings, ReplayHost, ReplayStep
+from flashback.hosts.stages import nothing
 from flashback.training import build_host
 from flashback.training.step import TrainingStep
-from helpers import QUICK, tiny_benchmark
+from helpers import QUICK, quick_host, tiny_benchmark
 
 MOST = 0.05  # the norm to which gradients are clipped
 
@@ -151,3 +152,21 @@ def test_a_host_with_exemplars_needs_no_settings_of_its_own() -> None:
     train(host)
     assert host.memory is not None
     assert host.memory.filled == 14
+
+
+def test_a_later_stage_has_no_hook_of_the_main_one() -> None:
+    later = quick_host("lucir").later_stage("more", 1, {})
+    hooks = (later.before_update, later.after_step, later.allocate, later.begin, later.end)
+    assert all(hook is nothing for hook in hooks)
+    assert not later.main
+
+
+def test_the_first_task_has_its_own_schedule_and_epochs() -> None:
+    own = {"training__first_schedule": "none", "training__first_epochs": 5}
+    host = quick_host("finetune", training__schedule="cosine", **own)
+    found = []
+    for task in host.benchmark.tasks[:2]:
+        host.enter(task)
+        (stage,) = host.stages()
+        found.append((stage.optimisation.schedule, stage.epochs))
+    assert found == [("none", 5), ("cosine", 2)]

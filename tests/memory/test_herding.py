@@ -125,3 +125,11 @@ def test_one_large_class_does_not_make_the_others_large(monkeypatch: pytest.Monk
     assert sum(padded) < 2 * sum(map(len, features))
     for own, rows in zip(together, features, strict=True):
         assert own.tolist() == greedy(rows, 6)
+
+
+def test_the_padding_of_a_small_class_is_never_chosen() -> None:
+    small = torch.tensor([[2.0], [-2.0]])  # zero, the padding, would be nearest to its mean
+    large = torch.tensor([[5.0], [1.0], [4.0], [2.0]])
+    rankings = herd_classes([small, large], 4)
+    assert [ranking.tolist() for ranking in rankings] == [herd(small, 4).tolist(), herd(large, 4).tolist()]
+    assert sorted(rankings[0].tolist()) == [0, 1]

@@ -19,6 +19,7 @@ from flashback.metrics import (
     last_accuracy,
     mean_new_task_accuracy,
     new_task_accuracy,
+    of_the_end,
     stability_plasticity_ratio,
     summarise,
 )
@@ -184,3 +185,9 @@ def test_incomplete_matrices_are_refused(matrix: list[list[float]], message: str
 def test_incomplete_sizes_are_refused(sizes: list[int]) -> None:
     with pytest.raises(FlashbackError, match="4 tasks needs as many positive weights"):
         last_accuracy(MATRIX, sizes)
+
+
+def test_of_a_model_that_learned_at_the_end_the_accuracies_of_the_end_are_told() -> None:
+    metrics = summarise([[0.0], [50.0, 80.0]], [1, 3])
+    told = {name: value for name, value in of_the_end(metrics).items() if value is not None}
+    assert told == {"average_accuracy": 65.0, "last_accuracy_images": 72.5, "new_task_accuracy": 80.0}

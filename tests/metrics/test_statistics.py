@@ -187,3 +187,15 @@ def test_a_sentence_has_the_numbers_of_a_table(value: float) -> None:
 def test_less_is_better_for_forgetting() -> None:
     assert "better" in verdict(made(-2.0, 0.01, 5), higher_is_better=False)
     assert "worse" in verdict(made(2.0, 0.01, 5), higher_is_better=False)
+
+
+def test_two_pairs_are_enough_for_a_test() -> None:
+    test = paired_test([10.0, 20.0], [11.0, 22.0])
+    assert (test.difference, test.t, test.pairs) == (1.5, pytest.approx(3.0), 2)
+    assert test.p == pytest.approx(0.2048, abs=1e-4)
+    assert (test.low, test.high) == pytest.approx((1.5 - 12.706 * 0.5, 1.5 + 12.706 * 0.5), abs=1e-3)
+
+
+def test_differences_of_a_thousandth_are_still_tested() -> None:
+    test = paired_test([50.0, 60.0, 70.0], [50.0001, 60.0003, 70.0008])
+    assert test.p is not None

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from flashback.metrics import (
 )
 from flashback.recipes import configure
 from flashback.reports import csv_table, read_report
-from flashback.reports.pairings import Pairing
+from flashback.reports.pairings import Outcome, Pairing
 from flashback.reports.payload import payload
 from flashback.reports.sections import remarks
+from flashback.studies.comparison import has_equal_budget
 
 CI, TI = SETTINGS
 SPR = "stability_plasticity_ratio"
@@ -407,3 +409,19 @@ def test_without_a_common_seed_the_papers_tests_have_nothing_to_say(tmp_path: Pa
 def test_deviation_is_absent_for_one_seed(tmp_path: Path) -> None:
     write_comparison(tmp_path, seeds=1)
     assert only(tmp_path).row(CI).deviation == {"host": None, "flashback": deviation([1.0])}
+
+
+@pytest.mark.parametrize(("gain", "outcome"), [(6.0, Outcome.BETTER), (-6.0, Outcome.WORSE)])
+def test_an_outcome_has_the_sign_of_the_difference(gain: float, outcome: Outcome, tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=4, gain=gain)
+    (pairing,) = read_report([tmp_path]).pairings
+    assert pairing.outcome(SETTINGS[0]) is outcome
+
+
+@pytest.mark.parametrize("quantity", ["steps", "images"])
+def test_a_budget_is_equal_in_steps_and_in_images_at_every_seed(quantity: str) -> None:
+    runs = {(arm, seed): {"steps": 10, "images": 80} for arm in ("host", "flashback") for seed in (0, 1)}
+    records: Any = {key: SimpleNamespace(run=run) for key, run in runs.items()}
+    assert has_equal_budget(records, [0, 1]) is True
+    runs["flashback", 1][quantity] += 1
+    assert has_equal_budget(records, [0, 1]) is False
