@@ -171,3 +171,18 @@ def test_what_is_no_task_cannot_be_evaluated_on(tasks: Any) -> None:
         fb.evaluate(quick_host("finetune"), tasks)
     with pytest.raises(fb.FlashbackError, match=r"takes a host, bare or wrapped by fb.Flashback, not str"):
         fb.evaluate("icarl", tiny_benchmark())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["lwf-mc", "lucir", "foster"])
+def test_a_model_can_be_exported_with_what_goes_before_it(name: str) -> None:
+    host = quick_host(name, **small_settings(name))
+    fb.train(host)
+    raw = host.benchmark.tasks[1].test.x[:5]
+    module = host.as_module()
+    scores = module(raw)
+    assert torch.equal(scores.argmax(1), host.predict(raw))
+    assert scores.shape == (5, host.benchmark.classes)
+    exported = torch.export.export(module, (raw,), dynamic_shapes={"raw": {0: torch.export.Dim("n")}}).module()
+    torch.testing.assert_close(exported(raw[:3]), scores[:3])
+    host.enter(host.benchmark.tasks[0])
+    assert host.as_module()(raw).shape == (5, len(host.benchmark.tasks[0].classes))

@@ -250,3 +250,19 @@ def test_seeds_may_be_numbers_of_numpy(tmp_path: Path) -> None:
     comparison = fb.compare("lwf-mc", seeds=np.arange(1, 2), out=tmp_path, settings=settings, device="cpu")  # type: ignore[arg-type]
     assert comparison.seeds == [1]
     assert is_finished(tmp_path / "flashback" / "seed-1")
+
+
+def test_a_run_and_a_comparison_do_not_share_a_folder(here: Path) -> None:
+    own = {"benchmark.sizes": [2, 3, 2], "training.epochs": 2, "flashback.epochs": 1}
+    fb.run(short("data/tiny.npz"), out="run", device="cpu")
+    with pytest.raises(fb.FlashbackError, match=r"^run holds a run; choose another folder"):
+        fb.compare("lwf-mc", "data/tiny.npz", seeds=[0], out="run", settings=own, device="cpu")
+    found = fb.compare("lwf-mc", "data/tiny.npz", seeds=[0], out="compared", settings=own, device="cpu")
+    with pytest.raises(fb.FlashbackError, match=r"^compared holds a comparison; choose another folder"):
+        fb.run(short("data/tiny.npz"), out="compared", device="cpu")
+    assert repr(found).startswith("lwf-mc on ")
+    assert found.sentence in repr(found)
+    row = next(row for row in found.table() if (row["setting"], row["metric"]) == ("task_incremental", "forgetting"))
+    test = next(row.test for row in found.rows if (row.setting, row.metric) == ("task_incremental", "forgetting"))
+    assert row["flashback_mean"] - row["host_mean"] == pytest.approx(row["difference"])
+    assert (row["difference"], row["p"], row["pairs"]) == (test.difference, None, 1)

@@ -170,3 +170,8 @@ def test_the_first_task_has_its_own_schedule_and_epochs() -> None:
         (stage,) = host.stages()
         found.append((stage.optimisation.schedule, stage.epochs))
     assert found == [("none", 5), ("cosine", 2)]
+
+
+@pytest.mark.parametrize(("epochs", "trained"), [(0, 0), (3, 3), (None, 2)])
+def test_a_later_stage_has_the_epochs_it_is_given(epochs: int | None, trained: int) -> None:
+    assert quick_host("lwf-mc", training__epochs=2).later_stage("more", epochs, {}).epochs == trained

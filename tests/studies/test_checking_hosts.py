@@ -17,7 +17,7 @@ from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
 from flashback.hosts.lwf_mc import LwFMC
 from flashback.hosts.stages import Step
-from flashback.knowledge import Support
+from flashback.knowledge import ImportantParameters, Support, flat
 from flashback.studies.checking import PROMISES, PROMISES_OF_ANY_HOST, Check, Moments, Trial, check_host
 
 
@@ -45,6 +45,26 @@ class LooksAway(LwFMC):
         return step.output.logits.sum() * 0
 
 
+class ForgetsToFill(LwFMC):
+    """Its room for stable knowledge stays as it was made."""
+
+    def blank_knowledge(self) -> ImportantParameters:
+        return ImportantParameters(self.trained_parameters())
+
+    def fill_knowledge(self, knowledge: ImportantParameters) -> None:
+        knowledge.values.copy_(flat(self.trained_parameters()))
+        knowledge.importance.fill_(100.0)
+
+    def begin(self) -> None: ...
+
+    def distance(self, step: Step, knowledge: ImportantParameters, support: Support) -> Tensor:
+        return knowledge.distance(self.trained_parameters())
+
+
+class Fills(ForgetsToFill):
+    begin = LwFMC.begin
+
+
 class KeepsLess(LwFMC):
     """Says that it keeps half of what it does, so that its plastic knowledge is twice as large."""
 
@@ -64,7 +84,7 @@ class OneColumn(LwFMC):
 
 @pytest.fixture
 def registered() -> None:
-    for host in (CountsSteps, ThrowsDice, LooksAway, KeepsLess, Stumbles, OneColumn):
+    for host in (CountsSteps, ThrowsDice, LooksAway, ForgetsToFill, Fills, KeepsLess, Stumbles, OneColumn):
         HOSTS.register(host.__name__)(host)
 
 
@@ -95,7 +115,12 @@ def test_a_host_without_knowledge_is_asked_for_less() -> None:
     [
         ("CountsSteps", ("Stopped at any moment", "back where the task began"), "belongs into its state_dict"),
         ("ThrowsDice", ("A seed decides",), "draw from self.generator"),
-        ("LooksAway", ("Plastic knowledge changes",), r"does distance\(\) look at"),
+        (
+            "LooksAway",
+            ("Stable knowledge changes", "Plastic knowledge changes"),
+            r"stability loss is always 0|distance\(\)",
+        ),
+        ("ForgetsToFill", ("Stable knowledge changes",), "does anything fill the stable knowledge"),
         ("KeepsLess", ("at most the bytes",), "bytes of plastic knowledge"),
     ],
 )
@@ -105,6 +130,11 @@ def test_a_broken_promise_is_named(host: str, words: tuple[str, ...], said: str)
         assert re.search(said, found[promise])
     if host != "ThrowsDice":  # which keeps hardly any
         assert list(found) == promises(*words), "the others are kept"
+
+
+@pytest.mark.usefixtures("registered")
+def test_knowledge_of_another_kind_is_filled_before_a_task() -> None:
+    assert broken(check_host("Fills")) == {}
 
 
 @pytest.mark.usefixtures("registered")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 from packing_work import tell_epochs, tell_portion
 
+from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS
 from flashback.studies import jobs as jobs_module
 from flashback.studies.packing import FixedPace, MeasuredPace, sharing_gpu
 from flashback.studies.processes import run_in_processes
@@ -395,3 +399,21 @@ def test_what_a_failure_left_goes_with_the_next_success(monkeypatch: pytest.Monk
     monkeypatch.setattr(jobs_module, "run", lambda *_, **__: None)
     assert jobs_module.attempt(job, lambda event: None) is None
     assert not (job.folder / "failure.txt").exists()
+
+
+def test_a_host_of_a_notebook_is_not_sent_to_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [replace(job, config={"host": {"name": "mine"}}) for job in made_jobs(tmp_path, "one", "two")]
+    monkeypatch.setitem(HOSTS._entries, "mine", type("Mine", (HOSTS["icarl"],), {"__module__": "__main__"}))
+    jobs_module.check_reachable(jobs)  # a script is read again by every process
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(FlashbackError, match=r"^mine is made in this session alone, .* \(host_file\), or run one at"):
+        jobs_module.carry_out(jobs, 2, lambda name: lambda event: None, tmp_path)
+
+
+def test_a_failure_that_cannot_be_noted_is_still_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (job,) = made_jobs(tmp_path, "one")
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    job.folder.touch()  # no folder can be made there
+    monkeypatch.setattr(jobs_module, "config_from_dict", lambda config: None)
+    monkeypatch.setattr(jobs_module, "run", lambda *_, **__: 1 / 0)
+    assert jobs_module.attempt(job, lambda event: None) == "ZeroDivisionError: division by zero"

@@ -57,9 +57,7 @@ class Host(nn.Module):
             training.image_size is None or training.image_size <= side,
             f"training.image_size is {training.image_size}, but the images are stored at {side}; lower it",
         )
-        self.views = Views(
-            benchmark.mean, benchmark.std, training.views, padding=benchmark.crop_padding, size=training.image_size
-        )
+        self.views = Views(benchmark.mean, benchmark.std, training.views, size=training.image_size)
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
         self.trained = False  # whether a trainer has begun with it
@@ -146,7 +144,7 @@ class Host(nn.Module):
         return replace(stage, **changes)
 
     def later_stage(self, name: str, epochs: int | None, optimisation: Mapping[str, Any], **changes: Any) -> Stage:
-        """A stage after the main one, the same with Flashback and without it; what is None is as in the main stage.
+        """A stage beside the main one, the same with Flashback and without it; what is None is as in the main stage.
 
         Its data, passes and losses are those of the main stage unless it is given others; its hooks do nothing.
         """
@@ -154,7 +152,7 @@ class Host(nn.Module):
         own_rates = {key: value for key, value in optimisation.items() if value is not None}
         stage = self.main_stage(
             name=name,
-            epochs=epochs or self.config.training.epochs,
+            epochs=self.config.training.epochs if epochs is None else epochs,
             optimisation=replace(main, **own_rates),
             before_update=nothing,
             after_step=nothing,
@@ -171,7 +169,9 @@ class Host(nn.Module):
             self.stable = self.blank_knowledge()
 
     def begin(self) -> None:
-        """Content for the main stage of this task, e.g. imprinting."""
+        """Content for the main stage of this task, e.g. imprinting. By default: into its room what the model knows."""
+        if type(self).allocate is Host.allocate and self.stable is not None:
+            self.fill_knowledge(self.stable)
 
     def end(self) -> None:
         """After the main stage, e.g. herding, Fisher information."""
@@ -287,6 +287,14 @@ class Host(nn.Module):
         """The ways this host can predict by name; the first is the method's own."""
         return {"linear": self.scores}
 
+    def as_module(self) -> nn.Module:
+        """The network that predicts, by itself: raw images in, a score for every class learned out. Weights are shared.
+
+        It is in evaluation mode and can be exported (`torch.export`, `torch.jit.trace`). A method's own classifier,
+        such as a nearest mean, is not in it: scores are those of the last layer.
+        """
+        return Scoring(self.predictor(), self.views, self.task.seen.stop).eval()
+
     @torch.no_grad()
     def predict(self, images: Raw, classifier: str | None = None, task: Task | int | None = None) -> Tensor:
         """The class column of each raw image, uint8 [n, C, H, W]: among all classes learned, or those of one task.
@@ -344,6 +352,18 @@ class Host(nn.Module):
         pieces = torch.split(raw, self.config.training.evaluation_batch)
         with evaluating(net):
             return torch.cat([part(net(view(piece.to(self.device)))) for piece in pieces])
+
+
+class Scoring(nn.Module):
+    """A network with what goes before and after it, from raw images to scores of classes."""
+
+    def __init__(self, net: nn.Module, views: Views, classes: int) -> None:
+        super().__init__()
+        self.net, self.views, self.classes = net, views, classes
+
+    def forward(self, raw: Tensor) -> Tensor:
+        scores: Tensor = self.net(self.views.plain(raw)).logits[:, : self.classes]
+        return scores
 
 
 @torch.no_grad()

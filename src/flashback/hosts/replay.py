@@ -136,6 +136,8 @@ class ReplayHost(Host):
         self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, targets=targets)
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
+        name = self.settings.name
+        within(bool(step.draws), f"distances of {name} act on draws from its memory, and it makes none; set draws = 1")
         first: Draw = step.draws[0]
         return first.output, first.slots
 

@@ -22,6 +22,7 @@ from flashback.config import read_yaml
 from flashback.errors import FlashbackError
 
 CONFIG, RUN, LOG, RESULTS, LOCK = "config.yaml", "run.json", "log.jsonl", "results.json", ".lock"
+COMPARISON = "comparison.json"  # beside the runs of both arms
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LARGEST_CONFIG, LARGEST_RECORD = 2**20, 2**28  # bytes; real ones are far smaller
 ANOTHER_FOLDER = "choose another folder (out, --out on the command line)"

@@ -20,7 +20,7 @@ from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
 from flashback.recipes import configure
 from flashback.training.building import build_method
-from flashback.training.trainer import Position, RunState, Trainer
+from flashback.training.trainer import Event, Position, RunState, Trainer
 
 TASKS = (2, 3, 2)  # classes of each: tasks of unequal size
 MADE: dict[str, Any] = {
@@ -124,13 +124,21 @@ class Ending:
     weights: dict[str, Tensor]
     budget: list[dict[str, Any]]
     bytes: dict[str, int]
+    terms: dict[str, float]  # of its losses, the largest mean of an epoch
 
     @classmethod
     def of(cls, trainer: Trainer) -> Ending:
         """Train to the end."""
+        terms: dict[str, float] = {}
+
+        def note(event: Event) -> None:
+            for name, value in event.get("losses", {}).items():
+                terms[name] = max(abs(value), terms.get(name, 0.0))
+
+        trainer.observers = [*trainer.observers, note]
         results = trainer.run().as_dict()
         weights = {name: tensor.clone() for name, tensor in trainer.host.state_dict().items()}
-        return cls(results, weights, trainer.history.budget, trainer.history.bytes)
+        return cls(results, weights, trainer.history.budget, trainer.history.bytes, terms)
 
     def differs_from(self, other: Ending) -> str | None:
         """The first thing that is not the same, bit for bit."""
@@ -252,6 +260,12 @@ def goes_back(trial: Trial) -> None:
         raise Broken(f"something of phase 1 is left ({differing}); what steps change belongs into its state_dict")
 
 
+def is_held(trial: Trial) -> None:
+    """Stable knowledge changes what it learns"""
+    if trial.alone.terms.get("stability", 1.0) == 0.0:  # hosts that replay may have no such term
+        raise Broken("its stability loss is always 0; does anything fill the stable knowledge before a task begins?")
+
+
 def is_pulled(trial: Trial) -> None:
     """Plastic knowledge changes what it learns"""
     unpulled = trial.train(trial.config(True, flashback__alpha=0.0))
@@ -284,6 +298,7 @@ PROMISES: Sequence[Callable[[Trial], None]] = (
     *PROMISES_OF_ANY_HOST,
     stands_aside,
     goes_back,
+    is_held,
     is_pulled,
     costs_the_same,
     keeps_little,

@@ -17,7 +17,8 @@ from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, summarise, verdict
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.recipes import check_free, config_from_dict, configure
-from flashback.records import RunRecord, differing_keys, make_folder, read_record, write_atomically
+from flashback.records import RunRecord, differing_keys, is_begun, make_folder, read_record, write_atomically
+from flashback.records.folder import ANOTHER_FOLDER, COMPARISON
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.studies.jobs import Job, Place, carry_out, is_finished
 from flashback.training.building import build_method, open_benchmark
@@ -91,6 +92,22 @@ class Comparison:
         alone = {HOST: sorted(host.keys() - flashback), FLASHBACK: sorted(flashback.keys() - host)}
         return {arm: seeds for arm, seeds in alone.items() if seeds and host and flashback}
 
+    def __repr__(self) -> str:
+        return f"{self.host} on {self.benchmark}, {len(self.seeds)} seeds: {self.sentence}"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A flat row for every setting and metric, for a data frame; `rows` has the values of every seed."""
+        return [
+            {
+                "setting": row.setting,
+                "metric": row.metric,
+                **{f"{arm}_mean": row.mean[arm] for arm in ARMS},
+                **{f"{arm}_deviation": row.deviation[arm] for arm in ARMS},
+                **{name: getattr(row.test, name) for name in ("difference", "low", "high", "p", "pairs")},
+            }
+            for row in self.rows
+        ]
+
     @property
     def sentence(self) -> str:
         row = next(row for row in self.rows if (row.setting, row.metric) == (SETTINGS[0], "average_accuracy"))
@@ -138,10 +155,11 @@ def compare(
     reused = [job.name for job in planned if is_finished(job, checksum)]
     others = [job_of(arm, seed) for arm, seed in runs_in(Path(out)) if seed not in seeds]
     further = [job for job in others if is_finished(job, checksum)]
+    within(not is_begun(Path(out)), f"{out} holds a run; {ANOTHER_FOLDER}")
     make_folder(Path(out))
     failures = carry_out([job for job in planned if job.name not in reused], jobs, watch, Path(out))
     comparison = conclude(planned, failures, reused, further)
-    write_atomically(Path(out) / "comparison.json", json.dumps(comparison.as_dict(), indent=1) + "\n")
+    write_atomically(Path(out) / COMPARISON, json.dumps(comparison.as_dict(), indent=1) + "\n")
     return comparison
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 from flashback.benchmarks.load import fetch_data, missing_data
 from flashback.config import within
 from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS
 from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
 from flashback.recipes import config_from_dict
 from flashback.records import RunFolder
@@ -131,11 +133,24 @@ def carry_out(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Obs
     if one_by_one:
         problems = {job.name: attempt_here(job, watch(job.name)) for job in jobs}
     else:
+        check_reachable(jobs)
         problems = run_packed(spaced(jobs, count or SOME), count, watch)
         problems |= run_packed([job for job in jobs if was_killed(problems[job.name])], count, watch)
         problems |= run_packed([job for job in jobs if problems[job.name] == LACK_OF_MEMORY], 1, watch)
     shutil.rmtree(out / SHARED, ignore_errors=True)
     return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def check_reachable(jobs: Sequence[Job]) -> None:
+    """Processes read the script that starts them anew, but no notebook."""
+    if hasattr(sys.modules["__main__"], "__file__"):
+        return
+    for name in sorted({job.config["host"]["name"] for job in jobs}):
+        within(
+            name not in HOSTS or HOSTS[name].__module__ != "__main__",
+            f"{name} is made in this session alone, and runs at a time are processes of their own; put it into a file "
+            "and name that (host_file), or run one at a time (jobs=1)",
+        )
 
 
 def sharing_first_tasks(jobs: Sequence[Job], folder: Path) -> list[Job]:
