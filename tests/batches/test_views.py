@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashback.batches import augment, autoaugment, views
-from flashback.batches.autoaugment import auto_augment_cifar
+from flashback.batches.autoaugment import CIFAR10_POLICY, IMAGENET_POLICY, auto_augment
 from flashback.batches.views import STEPS, Views, normalise
 from flashback.errors import FlashbackError
 
@@ -19,6 +19,7 @@ RECIPES = [
     ("crop", "flip", "jitter", "autoaugment", "cutout"),
     ("rrcrop", "flip"),
     ("rrcrop", "jitter", "cutout"),
+    ("rrcrop", "flip", "jitter", "autoaugment-imagenet"),
 ]
 
 
@@ -77,10 +78,18 @@ def test_the_longest_recipe_in_its_order():
     """Jitter and AutoAugment act on whole numbers, Cutout before normalisation (its zeros are black, not mean)."""
     generator = seeded()
     x = augment.random_flip(augment.random_crop(raw(), 4, generator), generator)
-    x = auto_augment_cifar(augment.brightness_jitter(x, generator), generator)
+    x = auto_augment(augment.brightness_jitter(x, generator), CIFAR10_POLICY, generator)
     x = augment.cutout(x.float() / 255, 16, generator)
     recipe = ("cutout", "autoaugment", "jitter", "flip", "crop")
     assert torch.equal(views_of(3, recipe).weak(raw(), seeded()), normalise(x, MEAN, STD))
+
+
+def test_the_recipe_for_imagenet_has_its_own_policy():
+    """Resized views are whole numbers again before AutoAugment."""
+    generator = seeded()
+    x = augment.random_resized_crop(raw(), (16, 16), (0.08, 1.0), (3 / 4, 4 / 3), generator)
+    x = auto_augment(x, IMAGENET_POLICY, generator)
+    assert torch.equal(views_of(3, ("rrcrop", "autoaugment-imagenet")).weak(raw(), seeded()), normalise(x, MEAN, STD))
 
 
 def test_strong():
@@ -160,6 +169,33 @@ def test_capture(recipe):
         graph.replay()
         assert torch.equal(captured[0], weak)
         assert torch.equal(captured[1], strong)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "padding"),
+    [
+        ((12, 12), None, 4),
+        ((28, 28), None, 4),
+        ((32, 32), None, 4),
+        ((64, 64), None, 4),
+        ((64, 64), 48, 4),
+        ((65, 65), None, 8),
+        ((96, 96), None, 12),
+        ((128, 256), None, 16),
+        ((256, 256), None, 32),
+        ((256, 256), 224, 28),
+        ((256, 256), 64, 4),
+        ((80, 6), None, 4),
+    ],
+)
+def test_large_images_are_cropped_as_small_ones_are(shape, size, padding):
+    """Up to 64 pixels with the padding of CIFAR and Tiny ImageNet, beyond that with an eighth of what is seen."""
+    x = torch.randint(1, 256, (6, 1, *shape), generator=seeded(2), dtype=torch.uint8)
+    centre = x if size is None else augment.centre_crop(x, size)
+    expected = augment.random_crop(centre, padding, seeded())
+    made = views_of(1, ("crop",), size=size)
+    assert torch.equal(made.weak(x, seeded()), normalise(expected, MEAN[:1], STD[:1]))
+    assert not torch.equal(made.weak(x, seeded()), made.plain(x))
 
 
 def test_every_step_is_in_some_recipe_here():

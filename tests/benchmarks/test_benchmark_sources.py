@@ -164,8 +164,8 @@ def test_images_are_decoded_once_and_again_when_a_file_changes(
     assert all(torch.equal(a.train.x, b.train.x) for a, b in zip(first.tasks, again.tasks, strict=True))
     maps = Path("/proc/self/maps")
     assert not maps.exists() or str(folder / ".flashback") in maps.read_text(), "images stay in the file"
-    again.tasks[0].train.x.zero_()
-    assert load_benchmark(str(folder), sizes=[1, 2]).tasks[0].train.x.any(), "the cached file cannot be changed"
+    again.tasks[0].train.x.pictures[0][:] = 0
+    assert load_benchmark(str(folder), sizes=[1, 2]).tasks[0].train.x[0].any(), "the cached file cannot be changed"
 
     decoded.clear()
     (folder / "train" / "dog" / "1.PNG").write_bytes(image(GREEN, (6, 4)).ljust(200, b"\0"))  # of the same size
@@ -189,7 +189,7 @@ def test_large_images_keep_their_central_square(folder: Path, image: Callable) -
     for path in folder.rglob("*.PNG"):
         path.write_bytes(image(wide if path.parent.name == "ant" else upright))
     benchmark = load_benchmark(str(folder), sizes=[3])
-    assert (benchmark.image_shape, benchmark.crop_padding) == ((3, 256, 256), 0)
+    assert benchmark.image_shape == (3, 256, 256)
     resized = np.asarray(Image.fromarray(wide).resize((512, 256), Image.Resampling.BILINEAR))
     expected = torch.from_numpy(resized[:, 128:384].transpose(2, 0, 1).copy())
     for picture in benchmark.tasks[0].train.x[:3]:
@@ -233,14 +233,7 @@ def test_a_folder_that_cannot_be_written_is_cached_elsewhere(folder: Path, monke
     monkeypatch.setattr("flashback.benchmarks.folders.os.access", lambda path, mode: path != folder)
     assert len(load_benchmark(str(folder), sizes=[3]).tasks[0].train) == 9
     assert not (folder / ".flashback").exists()
-    assert len(list((folder.parent / "cache" / ".flashback").iterdir())) == 2
-
-
-def test_no_room_for_decoded_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr("flashback.benchmarks.decoding.shutil.disk_usage", lambda path: usage)
-    with pytest.raises(FlashbackError, match=r"decoding needs 0.0 GiB in .*; free some space there"):
-        load_benchmark(str(folder), sizes=[3])
+    assert len(list((folder.parent / "cache" / ".flashback").glob("*.npy"))) == 6
 
 
 def write_imagenet(root: Path, image: Callable, count: int, filled: list[int]) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from flashback.benchmarks import BENCHMARKS, Images, Task, describe_benchmarks, load_benchmark
+from flashback.benchmarks import BENCHMARKS, Images, Task, describe_benchmarks, load_benchmark, mapped
+from flashback.benchmarks.load import _measure
 from flashback.errors import FlashbackError
 
 EXPECTED = {
@@ -55,7 +56,7 @@ def test_a_task_knows_its_columns() -> None:
 def test_the_embedded_benchmark_is_balanced_and_needs_no_files(tmp_path: Path) -> None:
     benchmark = load_benchmark("split-fashion-mini", data=tmp_path, download=False)
     assert benchmark.image_shape == (1, 28, 28)
-    assert (benchmark.classes, benchmark.sizes, benchmark.crop_padding) == (10, [2] * 5, 4)
+    assert (benchmark.classes, benchmark.sizes) == (10, [2] * 5)
     assert (benchmark.mean, benchmark.std) == ((0.2860,), (0.3530,))
     assert benchmark.class_names[:2] == ("t-shirt", "trouser")
     for task in benchmark.tasks:
@@ -161,6 +162,46 @@ def test_mean_and_deviation_of_own_images_come_from_the_first_task(npz: Callable
     assert benchmark.std == pytest.approx(first.std(0))
 
 
-def test_large_images_are_not_cropped_with_padding(npz: Callable) -> None:
-    benchmark = load_benchmark(str(npz(classes=2, shape=(65, 8, 1))), sizes=[2])
-    assert benchmark.crop_padding == 0
+def test_of_many_images_every_so_many_are_measured(npz: Callable) -> None:
+    x = (np.random.default_rng(0).integers(0, 256, (2500, 3, 2, 3)) // [1, 2, 9]).astype(np.uint8)
+    y = np.zeros(2500, int)
+    benchmark = load_benchmark(str(npz(x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])), sizes=[1])
+    sample = x[::2].reshape(-1, 3) / 255
+    np.testing.assert_allclose(benchmark.mean, sample.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(benchmark.std, sample.std(0), rtol=1e-12)
+
+
+def test_images_are_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As numbers of eight bytes 2,000 images of 256 x 256 would take 3 GB."""
+    read, at_once = mapped._read, list[int]()
+    monkeypatch.setattr(mapped, "_read", lambda x, rows: at_once.append(len(rows)) or read(x, rows))
+    picture = np.full((3, 2, 2), 7, np.uint8)
+    assert _measure(mapped.MappedImages([picture] * 900, (3, 2, 2))) == ((7 / 255,) * 3, (1 / 255,) * 3)
+    assert max(at_once) <= 16
+    assert sum(at_once) == 900
+
+
+def test_a_channel_that_never_varies_has_a_deviation_to_divide_by(npz: Callable) -> None:
+    x = np.full((12, 4, 4, 3), 7, np.uint8)
+    benchmark = load_benchmark(str(npz(classes=2, x_train=x)), sizes=[2])
+    assert benchmark.std == pytest.approx((1 / 255,) * 3)
+
+
+def test_every_class_gives_at_least_one_validation_image(npz: Callable) -> None:
+    benchmark = load_benchmark(str(npz()), sizes=[3, 3], validation=0.05)  # of 6 images a class, rounded to none
+    assert [torch.bincount(task.test.y)[task.new].tolist() for task in benchmark.tasks] == [[1, 1, 1]] * 2
+
+
+def test_classes_do_not_hold_out_the_same_places(npz: Callable) -> None:
+    y, x = np.repeat(np.arange(6), 6), np.zeros((36, 4, 4, 3), np.uint8)
+    x[:, 0, 0, 0] = np.tile(np.arange(6), 6)  # the place of an image in its class
+    (task,) = load_benchmark(str(npz(x_train=x, y_train=y)), sizes=[6], validation=0.34).tasks
+    places = {tuple(sorted(task.test.x[task.test.y == c][:, 0, 0, 0].tolist())) for c in task.classes}
+    assert len(places) > 1
+
+
+def test_mean_and_deviation_rest_on_up_to_2000_images(npz: Callable) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (600, 2, 2, 3), np.uint8)
+    benchmark = load_benchmark(str(npz(x_train=x, y_train=np.repeat(np.arange(6), 100), shape=(2, 2, 3))), sizes=[6])
+    assert benchmark.mean == pytest.approx((x.reshape(-1, 3) / 255).mean(0))
+    assert benchmark.std == pytest.approx((x.reshape(-1, 3) / 255).std(0))

@@ -41,7 +41,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
             "compare icral",
             ["unknown host 'icral'", "hosts of your own is imported first, on the command line by --host-"],
         ),
-        ("run nobody", ["unknown host 'nobody'; known: beef, ", "on the command line by --host-file"]),
+        ("run nobody", ["unknown host 'nobody'; known: afec, beef, ", "on the command line by --host-file"]),
         ("run icarl --benchmark split-fashion-min", ["did you mean 'split-fashion-mini'?"]),
         ("run icarl --set training.epoch=3", ["unknown key 'training.epoch'", "did you mean 'training.epochs'?"]),
         ("run icarl --set training.foo=3", ["unknown key 'training.foo'; known: training.batch_size, "]),

@@ -16,12 +16,12 @@ from flashback.recipes import KINDS, Recipe, config_from_dict, list_recipes, res
 
 HOST_NAMES = {
     "finetune", "joint", "lwf-mc", "icarl", "lucir", "der", "der++", "xder", "ewc", "oewc", "foster", "beef",
-    "beef-compress",
+    "beef-compress", "afec", "der-expansion", "podnet", "wa", "replay", "bic",
 }  # fmt: skip
 SOURCES = (
     "paper Section", "paper Table", "authors' script", "authors' code", "our choice", "DER paper", "X-DER paper",
     "AANets paper", "AANets repository", "LUCIR repository", "iCaRL repository", "FOSTER repository",
-    "BEEF repository", "PyCIL", "Mammoth",
+    "BEEF repository", "PODNet repository", "PyCIL", "Mammoth", "AFEC repository", "DER-ClassIL repository",
 )  # fmt: skip
 
 every_recipe = pytest.mark.parametrize(

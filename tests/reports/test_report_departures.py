@@ -161,6 +161,36 @@ def test_a_comparison_is_named_by_what_departs_from_its_recipe(
     assert f">recipe controlled{', changed' if words else ''}</span>" in html_page(read_report([tmp_path]))
 
 
+ANCL = {
+    "flashback__epochs": 160,
+    "flashback__second_epochs": 160,
+    "flashback__phase1_stability": 0.0,
+    "flashback__phase1_schedule": "host",
+    "flashback__alpha": 0.1,
+}
+
+
+def test_ancl_is_named_and_has_its_own_printed_values(tmp_path: Path) -> None:
+    """A whole training without the stability loss, then a whole one: twice the steps of the host."""
+    for arm, steps in (("host", 100), ("flashback", 200)):
+        config = made_config("icarl", "cifar100-b50-10", **ANCL, flashback__enabled=arm == "flashback")
+        matrices = {setting: made_matrix(3) for setting in SETTINGS}
+        write_run(tmp_path / arm, config, matrices, sizes=[50, 10, 10], steps=steps)
+    (pairing,) = read_report([tmp_path]).pairings
+    assert pairing.name == "icarl with ANCL (flashback.alpha 0.1)"
+    assert "unequal budget" in pairing.answer(SETTINGS[0])
+    (printed,) = pairing.printed
+    assert (printed.where, printed.text("flashback")) == ("Table 5, ANCL", "61.22 ± 0.88 (quoted)")
+
+
+@pytest.mark.parametrize("changes", [{"flashback__phase1_stability": 1.0}, {"flashback__epochs": 27}])
+def test_other_trainings_are_not_ancl(changes: dict[str, Any], tmp_path: Path) -> None:
+    write_comparison(tmp_path, "icarl", "cifar100-b50-10", seeds=1, sizes=[50, 10, 10, 10], **(ANCL | changes))
+    (pairing,) = read_report([tmp_path]).pairings
+    assert "ANCL" not in pairing.name
+    assert pairing.printed == []
+
+
 def test_names_that_would_be_the_same_say_more(tmp_path: Path) -> None:
     many = {"training__batch_size": 8, "training__lr": 0.5, "training__momentum": 0.9, "training__weight_decay": 0.1}
     for k, gamma in enumerate((0.3, 0.4)):

@@ -6,6 +6,7 @@ import html
 import json
 import re
 import time
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from made_runs import SETTINGS, made_config, made_matrix, write_comparison, writ
 
 from flashback.metrics import summarise
 from flashback.metrics.accuracy import METRICS
-from flashback.reports import html_page, read_report
+from flashback.reports import html_page, markdown_tables, read_report
 from flashback.reports.page import CARDS
+from flashback.reports.pairings import Report
 from flashback.reports.words import SETTING_TITLES, TITLES
 
 EVIL = "<script>alert(1)</script>\"'&{{data}}</script><img src=x onerror=alert(2)>"
@@ -257,6 +259,25 @@ def test_printed_values_stand_beside_ours(page: Page) -> None:
         "The paper prints t = 4.34",
     ):
         assert page.says(words)
+
+
+@pytest.mark.parametrize("form", [html_page, markdown_tables])
+def test_what_the_paper_quotes_of_others_stands_below_its_values(form: Callable[[Report], str], tmp_path: Path) -> None:
+    write_comparison(tmp_path, "foster", "cifar100-b0-10", seeds=1)
+    said = form(read_report([tmp_path]))
+    assert "Quoted in the same tables, not run here" in said
+    assert "57.76 (quoted) in Table 4" in said
+    write_comparison(tmp_path / "other", "oewc", "split-cifar100", seeds=1)
+    other = form(read_report([tmp_path / "other"]))
+    assert "not run here" not in other
+    assert "one binary loss for each class" in other  # what to know of the printed 15.79
+
+
+def test_the_printed_test_over_tasks_stands_beside_that_of_its_host(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "icarl", "icarl")
+    assert not page_of(tmp_path).says("t = 3.9, p = 0.001")
+    write_comparison(tmp_path / "oewc", "oewc")
+    assert page_of(tmp_path).says("oewc, class-incremental: The paper prints t = 3.9, p = 0.001 (Section 6.4.2)")
 
 
 def test_a_benchmark_the_paper_does_not_know_gets_no_such_section(tmp_path: Path) -> None:

@@ -425,3 +425,12 @@ def test_a_budget_is_equal_in_steps_and_in_images_at_every_seed(quantity: str) -
     assert has_equal_budget(records, [0, 1]) is True
     runs["flashback", 1][quantity] += 1
     assert has_equal_budget(records, [0, 1]) is False
+
+
+def test_a_host_alone_is_not_told_apart_by_settings_of_flashback(tmp_path: Path) -> None:
+    for folder, memory, arms in (("a", 100, (False, True)), ("b", 200, (False,))):
+        for enabled in arms:
+            config = made_config("of-my-own", host__memory_size=memory, flashback__enabled=enabled)
+            write_run(tmp_path / folder / str(enabled), config, {setting: made_matrix(3) for setting in SETTINGS})
+    names = [pairing.name for pairing in read_report([tmp_path]).pairings]
+    assert sorted(names) == ["of-my-own (host.memory_size 100)", "of-my-own (host.memory_size 200)"]

@@ -11,6 +11,8 @@ from flashback.reports.printed import (
     printed_for,
     printed_tests,
     printed_values,
+    references,
+    references_beside,
 )
 from flashback.reports.words import TITLES
 
@@ -25,6 +27,58 @@ def test_every_value_names_what_there_is() -> None:
         assert printed.where.startswith("Table ")
         assert 0 < min(printed.value.values()) <= max(printed.value.values()) < 100
     assert set(printed_tests()) <= set(BENCHMARKS)
+
+
+def test_references_are_of_methods_that_cannot_be_run() -> None:
+    for reference in references():
+        assert reference.benchmark in BENCHMARKS
+        assert reference.host not in HOSTS
+        assert reference.text("host").endswith("(quoted)")
+    assert {reference.host for reference in references()} == {"DyTox", "icarl with AANets", "lucir with AANets"}
+
+
+@pytest.mark.parametrize(
+    ("host", "benchmark", "beside"),
+    [
+        (
+            "foster",
+            "cifar100-b0-10",
+            ["DyTox on cifar100-b0-10, class-incremental average accuracy: 57.76"],
+        ),
+        ("foster", "cifar100-b50-10", []),
+        ("lucir", "cifar100-b50-2", ["icarl with AANets", "lucir with AANets"]),
+        ("icarl", "split-cifar100", []),
+    ],
+)
+def test_references_stand_beside_values_of_their_table(host: str, benchmark: str, beside: list[str]) -> None:
+    sentences = references_beside(printed_for(made_config(host, benchmark)))
+    assert len(sentences) == len(beside)
+    for sentence, expected in zip(sentences, beside, strict=True):
+        assert sentence.startswith(expected)
+        assert "(quoted) in Table " in sentence
+
+
+def test_the_rows_of_the_table_of_the_state_of_the_art() -> None:
+    """Table 4, host alone; a dash where the paper has one."""
+    printed = {
+        "joint": "- - 81.50 81.50",
+        "replay": "41.01 41.26 41.00 43.38",
+        "icarl": "49.52 52.04 50.98 53.69",
+        "bic": "50.79 49.19 42.40 49.90",
+        "wa": "52.30 55.85 55.04 56.64",
+        "podnet": "- - 45.40 62.94",
+        "der-expansion": "58.59 61.94 66.84 71.10",
+        "foster": "62.54 64.01 70.14 75.52",
+        "beef": "60.98 65.24 68.78 70.98",
+        "beef-compress": "61.45 64.54 71.12 74.62",
+    }
+    benchmarks = ["cifar100-b0-10", "cifar100-b50-10", "imagenet100-b0-10", "imagenet100-b50-10"]
+    found = {(cell.host, cell.benchmark): cell for cell in printed_values() if cell.where == "Table 4"}
+    assert all("host" in cell.quoted for cell in found.values())
+    for host, row in printed.items():
+        cells = [found.get((host, benchmark)) for benchmark in benchmarks]
+        assert [f"{cell.value['host']:.2f}" if cell else "-" for cell in cells] == row.split()
+    assert {host for host, _ in found} == set(printed)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -14,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from flashback.errors import FlashbackError
+from flashback.records.folder import dotted
+from flashback.reports.naming import is_ancl
+from flashback.reports.printed import printed_for, printed_values
 from flashback.studies.jobs import Place, is_finished
 from flashback.studies.sweeps import Outcome, label, parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
 from flashback.training import Interrupted
@@ -139,6 +143,45 @@ def test_the_differences_are_planned_one_at_a_time(tmp_path: Path) -> None:
         ("flashback", "step", "none", 60, None, 60),
         ("host", "step", "none", 50, 60, None),
     ]
+
+
+def test_ancl_is_planned_as_reports_know_it(tmp_path: Path) -> None:
+    jobs = [
+        job for job in plan(read_sweep("plugins"), tmp_path, HERE) if job.config["flashback"]["phase1_stability"] == 0
+    ]
+    cells = {(job.config["host"]["name"], job.config["benchmark"]["name"]) for job in jobs}
+    assert cells == set(itertools.product(("icarl", "lucir"), ("cifar100-b50-10", "cifar100-b50-5")))
+    for job in jobs:
+        assert job.arm == "flashback"
+        assert is_ancl(dotted(job.config))
+        assert "Table 5, ANCL" in {printed.where for printed in printed_for(job.config)}
+
+
+def test_the_table_of_the_state_of_the_art_is_planned_whole(tmp_path: Path) -> None:
+    """Every row that the paper has for a host; FOSTER and BEEF-Compress on CIFAR-100 with both networks."""
+    configs = [job.config for job in plan(read_sweep("sota"), tmp_path, HERE)]
+    planned = {(config["host"]["name"], config["benchmark"]["name"]) for config in configs}
+    printed = {(cell.host, cell.benchmark) for cell in printed_values() if cell.where == "Table 4"}
+    assert printed - planned == {("icarl", "imagenet100-b0-10"), ("icarl", "imagenet100-b50-10")}  # have no recipe
+    small = {
+        (config["host"]["name"], config["host"]["net"]) for config in configs if "cifar" in config["benchmark"]["name"]
+    }
+    assert set(itertools.product(("foster", "beef-compress"), ("resnet32", "resnet18"))) <= small
+
+
+def test_the_authors_settings_are_planned_with_their_differences(tmp_path: Path) -> None:
+    jobs = plan(read_sweep("as-published"), tmp_path, HERE)
+    rates = {job.arm: job.config["training"]["lr"] for job in jobs if "split-cifar100/oewc/as-published" in job.name}
+    assert rates == {"host": 0.2, "flashback": 0.03}
+    assert len({job.config["host"]["name"] for job in jobs}) == 5
+    (loss,) = {job.config["host"]["loss"] for job in jobs if "oewc/controlled" in job.name}
+    assert loss == "bce_current"
+
+
+def test_bidirectional_methods_are_planned_on_twenty_tasks_too(tmp_path: Path) -> None:
+    jobs = plan(read_sweep("regularisation"), tmp_path, HERE)
+    twenty = {(job.config["host"]["name"], job.arm) for job in jobs if job.config["benchmark"]["sizes"] == [5] * 20}
+    assert twenty == {("ewc", "host"), ("ewc", "flashback"), ("afec", "host")}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from flashback import Flashback, Trainer, build_host
 from flashback.batches import Batch
 from flashback.hosts import Host, Stage
 from flashback.knowledge import Support, flat
+from flashback.plugin import PHASE_1, PHASE_2
 from helpers import quick_config, small_settings, tiny_benchmark
 
 ALPHA = 0.5  # alpha_p: exact in the float32 in which Flashback keeps it
@@ -91,7 +92,7 @@ def in_phase_2(name: str, support: str = "host", **settings: Any) -> Situation:
     generator = torch.Generator().manual_seed(5)
     trainer.run_task(host.benchmark.tasks[0])
     plugin.enter(host.benchmark.tasks[1])
-    phase_1, phase_2 = plugin.stages()[:2]
+    phase_1, phase_2 = (stage for stage in plugin.stages() if stage.name in (PHASE_1, PHASE_2))
     for phase in (phase_1, phase_2):
         trainer.allocate(phase)
         host.double()

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from second_phase import ALPHA, Situation, assert_equal_gradients, gradient, in_phase_2
 from torch import Tensor
 
-from flashback.knowledge import ReplayedTargets, Support
+from flashback.knowledge import ReplayedTargets, Support, flat
 
 STABLE = 0.75  # alpha_s where a test is free to choose it
 
@@ -74,9 +74,10 @@ def test_theorem_1_without_an_interpolation_between_disjoint_supports(name: str)
     assert not torch.allclose(now.gradient(), printed, rtol=1e-3)
 
 
-def test_theorem_1_for_the_cosine_distance() -> None:
+@pytest.mark.parametrize(("name", "settings"), [("lucir", {}), ("podnet", {"host__spatial": 0.0})])
+def test_theorem_1_for_the_cosine_distance(name: str, settings: dict[str, float]) -> None:
     """1 - cos is half the squared distance of unit vectors (the paper's appendix), so unit features interpolate."""
-    now = in_phase_2("lucir")
+    now = in_phase_2(name, **settings)
     unit = F.normalize(now.step.output.features, dim=1)
     unit_s, unit_p = (F.normalize(model(now.x).features, dim=1) for model in (now.host.stable, now.plastic))
     alpha_s = now.host.stability_support().weight
@@ -137,6 +138,20 @@ def test_theorem_2_on_the_memory_of_icarl() -> None:
     assert_equal_gradients(stability + now.gradient("plasticity"), pull)
 
 
+def test_theorem_2_without_a_stability_distance() -> None:
+    """Plain replay keeps exemplars and no answers; those of the primary model pull, on the exemplars of the batch."""
+    now = in_phase_2("replay")
+    f, slots, seen = now.step.output.logits, now.step.batch.slots, now.host.task.seen.stop
+    is_stored = slots >= 0
+    assert "stability" not in now.terms
+    assert 0 < is_stored.sum() < len(slots)
+    wanted = torch.zeros_like(f)
+    for row in torch.nonzero(is_stored).flatten().tolist():
+        difference = f[row].detach() - now.plastic.targets[slots[row]]
+        wanted[row, :seen] = 2 * difference[:seen] / (int(is_stored.sum()) * seen)
+    assert_equal_gradients(now.gradient(), now.host_gradient() + ALPHA * now.pulled_back(f, wanted))
+
+
 # ---------------------------------------------------------------- Theorem 3: parameter regularisation
 
 
@@ -166,6 +181,21 @@ def test_theorem_3_for_ewc() -> None:
     assert_equal_gradients(now.gradient("plasticity"), plasticity)
 
 
+def test_theorem_3_for_afec() -> None:
+    """As for EWC; the empty network, trained in the same steps, and the pull towards it are part of the rest."""
+    now = in_phase_2("afec", host__empty_strength=3.0)
+    host, present = now.host, flat(now.host.net.parameters()).detach()
+    own = len(present)  # the parameters of the network come first, those of the empty one are pulled by no anchor
+    stability = host.settings.strength * host.stable[0].importance * (present - host.stable[0].values)
+    plasticity = ALPHA * now.plastic.importance * (present - now.plastic.values)
+    pull = torch.zeros_like(theta(now))
+    pull[:own] = stability + plasticity
+    assert_equal_gradients(now.gradient(), now.rest_gradient() + pull)
+    expanded, backbone = host.expanded, flat(host.net.backbone.parameters()).detach()
+    expected = 3.0 * expanded.importance * (backbone - expanded.values)
+    assert_equal_gradients(now.gradient("convergence")[: len(backbone)], expected)
+
+
 # ---------------------------------------------------------------- Theorem 4: dynamic architectures
 
 
@@ -174,15 +204,16 @@ def softened(now: Situation, columns: slice) -> Callable[[Tensor], Tensor]:
 
 
 def answers(now: Situation) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of the expanded, the stable and the primary model."""
-    old = now.step.output.old
-    return now.step.output.logits, now.host.stable.logits(old, now.x), now.plastic.logits(old, now.x)
+    """Logits of the present (expanded), the stable and the primary model."""
+    host, step = now.host, now.step
+    return step.output.logits, host.anchor(step, host.stable), host.anchor(step, now.plastic)
 
 
+@pytest.mark.parametrize("name", ["foster", "wa", "bic"])
 @pytest.mark.parametrize("tau", [1.0, 2.0, 5.0])
-def test_theorem_4_as_printed_on_one_support(tau: float) -> None:
-    """Softmax over the columns that the stable model has, with the factor 1 / tau."""
-    now = in_phase_2("foster", host__temperature=tau)
+def test_theorem_4_as_printed_on_one_support(name: str, tau: float) -> None:
+    """Softmax over the columns that the stable model has, with the factor 1 / tau; also where nothing expands."""
+    now = in_phase_2(name, host__temperature=tau)
     f, f_s, f_p = answers(now)
     old = now.host.task.old
     soft = softened(now, old)
@@ -192,15 +223,16 @@ def test_theorem_4_as_printed_on_one_support(tau: float) -> None:
     assert_equal_gradients(now.both_distances(Support(columns=old), STABLE, ALPHA), pull)
 
 
+@pytest.mark.parametrize(("name", "alpha_s"), [("foster", 1.0), ("wa", 2 / 5), ("bic", 2 / 5)])
 @pytest.mark.parametrize("tau", [1.0, 2.0])
-def test_theorem_4_on_the_own_supports(tau: float) -> None:
+def test_theorem_4_on_the_own_supports(name: str, alpha_s: float, tau: float) -> None:
     """Stability over the softmax of old columns, plasticity over that of all seen ones."""
-    now = in_phase_2("foster", host__temperature=tau)
+    now = in_phase_2(name, host__temperature=tau)
     f, f_s, f_p = answers(now)
     old, seen = now.host.task.old, slice(0, now.host.task.seen.stop)
     stability, plasticity = torch.zeros_like(f), torch.zeros_like(f)
     soft_old, soft_seen = softened(now, old), softened(now, seen)
-    stability[:, old] = now.host.settings.distillation * (soft_old(f) - soft_old(f_s)) / (tau * len(f))
+    stability[:, old] = alpha_s * (soft_old(f) - soft_old(f_s)) / (tau * len(f))
     plasticity[:, seen] = ALPHA * (soft_seen(f) - soft_seen(f_p)) / (tau * len(f))
     assert_equal_gradients(now.host_gradient(), now.rest_gradient() + now.pulled_back(f, stability))
     assert_equal_gradients(now.gradient(), now.rest_gradient() + now.pulled_back(f, stability + plasticity))
@@ -214,4 +246,15 @@ def test_theorem_4_without_a_stability_distance(name: str) -> None:
     soft = softened(now, slice(None))
     assert "stability" not in now.terms
     pull = ALPHA / tau * now.pulled_back(f, (soft(f) - soft(now.plastic(now.x).logits)) / len(f))
+    assert_equal_gradients(now.gradient(), now.host_gradient() + pull)
+
+
+def test_theorem_4_for_expandable_representations() -> None:
+    """They keep what they knew in frozen modules too; the logits of all modules joined follow the primary ones."""
+    now = in_phase_2("der-expansion")
+    tau, f = now.host.settings.temperature, now.step.output.logits
+    soft = softened(now, slice(None))
+    assert "stability" not in now.terms
+    primary = now.plastic.logits(now.step.output.old, now.x)
+    pull = ALPHA / tau * now.pulled_back(f, (soft(f) - soft(primary)) / len(f))
     assert_equal_gradients(now.gradient(), now.host_gradient() + pull)

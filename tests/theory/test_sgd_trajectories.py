@@ -3,7 +3,8 @@
     theta_k = (I - Gamma)^k theta_0 - eta sum_j (I - Gamma)^(k-1-j) grad Lc(theta_j)
               + sum_j (I - Gamma)^(k-1-j) (Gamma_s theta_s + Gamma_p theta_p),      Gamma = Gamma_s + Gamma_p
 
-The last bracket is a constant and has no power j, which the paper prints.
+The last bracket is a constant. The paper prints it to the power j (Eqs. 30 and 31, and the appendix), with which the
+formula fails from the first step on.
 """
 
 from __future__ import annotations
@@ -65,11 +66,12 @@ class Penalised:
         gamma_s, gamma_p = self.gammas()
         return gamma_s * self.now.host.stable.values + gamma_p * self.now.plastic.values
 
-    def closed_form(self, start: Tensor, steps: int) -> Tensor:
+    def closed_form(self, start: Tensor, steps: int, as_printed: bool = False) -> Tensor:
         kept = 1 - sum(self.gammas())
         memory = [kept ** (steps - 1 - j) for j in range(steps)]
         learned = sum(factor * task for factor, task in zip(memory, self.task_gradients, strict=True))
-        return kept**steps * start - RATE * learned + sum(memory) * self.anchor()
+        pulled = sum(factor * self.anchor() ** (j if as_printed else 1) for j, factor in enumerate(memory))
+        return kept**steps * start - RATE * learned + pulled
 
 
 def penalised(with_plasticity: bool, task: str) -> Penalised:
@@ -96,6 +98,19 @@ def test_trajectory(task: str, with_plasticity: bool, steps: int) -> None:
     run.descend(steps)
     assert float((run.theta() - start).abs().max()) > 1e-3
     torch.testing.assert_close(run.theta(), run.closed_form(start, steps), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("with_plasticity", [False, True], ids=["host", "flashback"])
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_the_printed_power_is_wrong(with_plasticity: bool, steps: int) -> None:
+    """Of diagonal importances the power is that of every entry; after one step it puts 1 in the anchor's place."""
+    run = penalised(with_plasticity, "constant")
+    start = run.theta()
+    run.descend(steps)
+    off = (run.theta() - run.closed_form(start, steps, as_printed=True)).abs()
+    assert float(off.median()) > 0.01
+    if steps == 1:
+        torch.testing.assert_close(off, (1 - run.anchor()).abs(), rtol=1e-10, atol=1e-12)
 
 
 def test_a_constant_task_gradient_gives_a_geometric_series() -> None:

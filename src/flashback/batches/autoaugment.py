@@ -1,4 +1,4 @@
-"""AutoAugment's CIFAR-10 policy (Cubuk et al. 2019, appendix table) on whole batches.
+"""AutoAugment's policies for CIFAR-10 and ImageNet (Cubuk et al. 2019, appendix tables) on whole batches.
 
 Every operation belongs to one of three families: a warp (one affine map), a lookup (a table of 256 values per channel)
 or a blend (a mix with a simpler image). Each image gets its own parameters in each family, the identity where its
@@ -41,8 +41,9 @@ RANGES: dict[str, tuple[float, float, bool] | None] = {
 OPERATIONS = {name: index for index, name in enumerate(RANGES)}
 IDENTITY = len(OPERATIONS)
 
-# Two steps of (operation, probability, level) each.
-CIFAR10_POLICY: tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...] = (
+# Two steps of (operation, probability, level) each; the level of an operation without a magnitude says nothing.
+Policy = tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...]
+CIFAR10_POLICY: Policy = (
     (("Invert", 0.1, 7), ("Contrast", 0.2, 6)),
     (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
     (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
@@ -69,6 +70,33 @@ CIFAR10_POLICY: tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...
     (("Equalize", 0.8, 8), ("Invert", 0.1, 3)),
     (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, 1)),
 )
+IMAGENET_POLICY: Policy = (
+    (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
+    (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 0)),
+    (("Equalize", 0.8, 0), ("Equalize", 0.6, 0)),
+    (("Posterize", 0.6, 7), ("Posterize", 0.6, 6)),
+    (("Equalize", 0.4, 0), ("Solarize", 0.2, 4)),
+    (("Equalize", 0.4, 0), ("Rotate", 0.8, 8)),
+    (("Solarize", 0.6, 3), ("Equalize", 0.6, 0)),
+    (("Posterize", 0.8, 5), ("Equalize", 1.0, 0)),
+    (("Rotate", 0.2, 3), ("Solarize", 0.6, 8)),
+    (("Equalize", 0.6, 0), ("Posterize", 0.4, 6)),
+    (("Rotate", 0.8, 8), ("Color", 0.4, 0)),
+    (("Rotate", 0.4, 9), ("Equalize", 0.6, 0)),
+    (("Equalize", 0.0, 0), ("Equalize", 0.8, 0)),
+    (("Invert", 0.6, 0), ("Equalize", 1.0, 0)),
+    (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
+    (("Rotate", 0.8, 8), ("Color", 1.0, 2)),
+    (("Color", 0.8, 8), ("Solarize", 0.8, 7)),
+    (("Sharpness", 0.4, 7), ("Invert", 0.6, 0)),
+    (("ShearX", 0.6, 5), ("Equalize", 1.0, 0)),
+    (("Color", 0.4, 0), ("Equalize", 0.6, 0)),
+    (("Equalize", 0.4, 0), ("Solarize", 0.2, 4)),
+    (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 0)),
+    (("Invert", 0.6, 0), ("Equalize", 1.0, 0)),
+    (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
+    (("Equalize", 0.8, 0), ("Equalize", 0.6, 0)),
+)
 
 
 def magnitude(operation: str, level: int) -> float:
@@ -82,9 +110,9 @@ def magnitude(operation: str, level: int) -> float:
 
 
 @lru_cache(maxsize=8)
-def _policy_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _policy_tables(policy: Policy, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Operations, probabilities, magnitudes and drawn signs of the policy, [25, 2] each, made once per device."""
-    steps = [step for sub_policy in CIFAR10_POLICY for step in sub_policy]
+    steps = [step for sub_policy in policy for step in sub_policy]
     signed = [bounds is not None and bounds[2] for bounds in (RANGES[name] for name, _, _ in steps)]
     with torch.inference_mode(False):
         columns = (
@@ -97,11 +125,11 @@ def _policy_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor
     return operations, probabilities, magnitudes, signs
 
 
-def draw_steps(count: int, generator: Generator) -> tuple[Tensor, Tensor]:
+def draw_steps(policy: Policy, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Each image's two operations (the identity where chance says no) and their signed magnitudes, both [B, 2]."""
     device = generator.device
-    operations, probabilities, magnitudes, signed = _policy_tables(device)
-    rows = torch.randint(0, len(CIFAR10_POLICY), (count,), generator=generator, device=device)
+    operations, probabilities, magnitudes, signed = _policy_tables(policy, device)
+    rows = torch.randint(0, len(policy), (count,), generator=generator, device=device)
     acts = torch.rand((count, 2), generator=generator, device=device) < probabilities[rows]
     negative = torch.rand((count, 2), generator=generator, device=device) < 0.5
     amounts = torch.where(negative & signed[rows], -magnitudes[rows], magnitudes[rows])
@@ -190,9 +218,9 @@ def apply_operation(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
     return x
 
 
-def auto_augment_cifar(x: Tensor, generator: Generator) -> Tensor:
-    """A random sub-policy of the CIFAR-10 policy for each image of a uint8 batch."""
-    operations, amounts = draw_steps(len(x), generator)
+def auto_augment(x: Tensor, policy: Policy, generator: Generator) -> Tensor:
+    """A random sub-policy for each image of a uint8 batch."""
+    operations, amounts = draw_steps(policy, len(x), generator)
     for operation, amount in zip(operations.unbind(1), amounts.unbind(1), strict=True):
         x = apply_operation(x, operation, amount)
     return x

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Generator, Tensor
 
 from flashback.batches import augment
-from flashback.batches.autoaugment import auto_augment_cifar
+from flashback.batches.autoaugment import CIFAR10_POLICY, IMAGENET_POLICY, auto_augment
+from flashback.benchmarks.tasks import SMALL_SIDE
 from flashback.errors import FlashbackError, unknown
 
 CUTOUT_SIZE = 16
@@ -18,10 +19,11 @@ Step = Callable[["Views", Tensor, Generator], Tensor]
 # The steps a recipe may name, in the order in which they act.
 STEPS: dict[str, Step] = {
     "rrcrop": lambda views, x, generator: augment.random_resized_crop(x, views.shape(x), (0.08, 1.0), RATIO, generator),
-    "crop": lambda views, x, generator: augment.random_crop(x, views.padding, generator),
+    "crop": lambda views, x, generator: augment.random_crop(x, views.crop_padding(x), generator),
     "flip": lambda _, x, generator: augment.random_flip(x, generator),
     "jitter": lambda _, x, generator: augment.brightness_jitter(x, generator),
-    "autoaugment": lambda _, x, generator: auto_augment_cifar(x, generator),
+    "autoaugment": lambda _, x, generator: auto_augment(x, CIFAR10_POLICY, generator),
+    "autoaugment-imagenet": lambda _, x, generator: auto_augment(x, IMAGENET_POLICY, generator),
     "cutout": lambda _, x, generator: augment.cutout(x, CUTOUT_SIZE, generator),
 }
 
@@ -43,7 +45,7 @@ class Views:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     recipe: tuple[str, ...] = ("crop", "flip")
-    padding: int = 4
+    padding: int | None = None  # of `crop`, on each side; None: as wide as suits the size of the images
     size: int | None = None  # the side of the square a network sees, if not that of the stored images
 
     def __post_init__(self) -> None:
@@ -54,6 +56,12 @@ class Views:
     def shape(self, x: Tensor) -> tuple[int, int]:
         """Height and width of what a network sees of such images."""
         return (self.size, self.size) if self.size else (x.shape[-2], x.shape[-1])
+
+    def crop_padding(self, x: Tensor) -> int:
+        """4 pixels, as is usual for CIFAR and Tiny ImageNet; of larger images an eighth of the side."""
+        if self.padding is not None:
+            return self.padding
+        return 4 if max(self.shape(x)) <= SMALL_SIDE else max(4, min(self.shape(x)) // 8)
 
     def plain(self, raw: Tensor) -> Tensor:
         """The test view: the centre, unchanged."""

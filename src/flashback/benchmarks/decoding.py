@@ -1,20 +1,23 @@
-"""Images that are decoded once, group by group, into .npy files beside the data.
+"""Images that are decoded once, class by class, into .npy files beside the data.
 
-Tensors share memory with those files, so a large dataset need not fit in memory.
+Any order, split and sizes of tasks share those files. They are mapped, so a large dataset need not fit in memory.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import io
 import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,15 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
+from flashback.benchmarks.mapped import MappedImages
 from flashback.benchmarks.pools import Array, Pool, Source, reading
 from flashback.errors import FlashbackError
+from flashback.records.folder import LOCK, NO_ROOM
 
 FORMATS = ("PNG", "JPEG")
 CACHE = ".flashback"
+CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what file systems say that cannot
+MANY = 1000  # images that take long enough to decode for a progress bar
 
 
 @dataclass(frozen=True)
@@ -75,65 +82,136 @@ def from_files(
             f"{store.root} has no {'test' if train else 'training'} images; put .png or .jpg files there"
         )
     _, height, width = store.decode(train[0].name, side).shape
+    image = (3, height, width)
 
     def pool(files: Sequence[File]) -> Pool:
         labels = np.array([file.label for file in files], np.int64)
-        return Pool(labels, lambda rows: _decoded(store, [files[row] for row in rows], side, (3, height, width)))
+
+        def take(rows: Array) -> torch.Tensor:
+            members = [np.flatnonzero(labels == label) for label in np.unique(labels[rows])]
+            groups = [Group(store, [files[row] for row in own.tolist()], side, image) for own in members]
+            _decode(groups)
+            pictures: dict[int, Array] = {}
+            for own, group in zip(members, groups, strict=True):
+                pictures |= zip(own.tolist(), group.images(), strict=True)
+            return MappedImages([pictures[row] for row in rows.tolist()], image)
+
+        return Pool(labels, take)
 
     checksum = _checksum([*train, *test], stamps=False)
-    return Source(pool(train), pool(test), tuple(class_names), (3, height, width), checksum)
+    return Source(pool(train), pool(test), tuple(class_names), image, checksum)
 
 
-def _decoded(store: Store, files: Sequence[File], side: int | None, image: tuple[int, int, int]) -> torch.Tensor:
-    """The images of these files, from the cache if the listing is unchanged, else decoded into it."""
-    shape = (len(files), *image)
-    path = store.cache / f"{_checksum(files, stamps=True)[:32]}-{side or 'native'}.npy"
-    array = _cached(path, shape)
-    if array is None:
-        _write(path, shape, files, partial(store.decode, side=side))
-        array = _cached(path, shape)
-    if array is None:
-        raise FlashbackError(f"cannot read back {path}; check the disk")
-    return torch.from_numpy(array)
+@dataclass(frozen=True)
+class Group:
+    """The files of one class, in the training or the test set, and the one file that they are decoded into."""
+
+    store: Store
+    files: Sequence[File]
+    side: int | None
+    image: tuple[int, int, int]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.files), *self.image)
+
+    @cached_property
+    def path(self) -> Path:
+        """Named after the listing: a file that is added, removed or changed makes another name."""
+        return self.store.cache / f"{_checksum(self.files, stamps=True)[:32]}-{self.side or 'native'}.npy"
+
+    def images(self) -> Array:
+        array = self.cached()
+        if array is None:
+            raise FlashbackError(f"cannot read back {self.path}; check the disk")
+        return array
+
+    def cached(self) -> Array | None:
+        """The file mapped into memory, copy-on-write so that nothing can change it; None if it is not usable."""
+        try:
+            with self.path.open("rb") as file:
+                npy.read_magic(file)
+                header = npy.read_array_header_1_0(file)
+                start, end = file.tell(), file.seek(0, os.SEEK_END)
+            if header != (self.shape, False, np.dtype(np.uint8)) or end - start != math.prod(self.shape):
+                return None
+            # Not by numpy: it keeps a file open as long as it is mapped, and there is one for every class.
+            whole = torch.from_file(str(self.path), shared=False, size=end, dtype=torch.uint8)
+        except (OSError, ValueError, RuntimeError):
+            return None
+        return whole[start:].view(self.shape).numpy()
+
+    def write(self, tell: Callable[[], None]) -> None:
+        """Decodes into a temporary file that takes its name only when complete."""
+        part = self.path.with_suffix(f".{uuid.uuid4().hex}.part")
+        try:
+            array = npy.open_memmap(part, mode="w+", dtype=np.uint8, shape=self.shape)
+            _reserve(part)
+            self._fill(array, tell)
+            os.replace(part, self.path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _fill(self, array: np.memmap[Any, Any], tell: Callable[[], None]) -> None:
+        def one(row: int) -> None:
+            name = self.files[row].name
+            picture = self.store.decode(name, self.side)
+            if picture.shape != self.image:
+                found, wanted = (f"{width}x{height}" for _, height, width in (picture.shape, self.image))
+                raise FlashbackError(f"{name} is {found} but the first image is {wanted}; make them equal")
+            array[row] = picture
+
+        with ThreadPoolExecutor() as threads:
+            for _ in threads.map(one, range(len(self.files))):
+                tell()
+        array.flush()
 
 
-def _cached(path: Path, shape: tuple[int, ...]) -> Array | None:
-    """The file mapped into memory, copy-on-write so that nothing can change it; None if it is not usable."""
-    try:
-        array: Array = npy.open_memmap(path, mode="c")
-    except (OSError, ValueError):
-        return None
-    return array if array.shape == shape and array.dtype == np.uint8 else None
-
-
-def _write(path: Path, shape: tuple[int, ...], files: Sequence[File], decode: Callable[[str], Array]) -> None:
-    """Decodes into a temporary file that takes its name only when complete."""
-    part = path.with_suffix(f".{uuid.uuid4().hex}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if (needed := math.prod(shape)) > shutil.disk_usage(path.parent).free:  # a full disk would kill the process
-            raise FlashbackError(f"decoding needs {needed / 2**30:.1f} GiB in {path.parent}; free some space there")
-        _fill(npy.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape), files, decode)
-        os.replace(part, path)
-    except OSError as problem:
-        raise FlashbackError(f"cannot write decoded images to {path.parent} ({problem.strerror})") from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _fill(array: np.memmap[Any, Any], files: Sequence[File], decode: Callable[[str], Array]) -> None:
+def _decode(groups: Sequence[Group]) -> None:
+    """Into the cache, whatever is not there yet."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    def one(row: int) -> None:
-        picture = decode(files[row].name)
-        if picture.shape != array.shape[1:]:
-            found, wanted = (f"{width}x{height}" for _, height, width in (picture.shape, array.shape[1:]))
-            raise FlashbackError(f"{files[row].name} is {found} but the first image is {wanted}; make them equal")
-        array[row] = picture
+    missing = [group for group in groups if group.cached() is None]
+    if not missing:
+        return
+    cache, images = missing[0].store.cache, sum(len(group.files) for group in missing)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with Progress(console=Console(stderr=True), disable=images < MANY) as progress:
+            bar = progress.add_task("decoding", total=images)
+            for number, group in enumerate(missing):
+                with _alone_in(cache):
+                    if group.cached() is None:  # another process may have been faster
+                        group.write(lambda: progress.advance(bar))
+                progress.update(bar, completed=sum(len(done.files) for done in missing[: number + 1]))
+    except OSError as problem:
+        if problem.errno not in NO_ROOM:
+            raise FlashbackError(f"cannot write decoded images to {cache} ({problem.strerror})") from None
+        needed = sum(math.prod(group.shape) for group in missing if group.cached() is None)
+        raise FlashbackError(f"decoding needs {needed / 2**30:.1f} GiB in {cache}; free some space there") from None
 
-    with ThreadPoolExecutor() as threads:
-        rows = threads.map(one, range(len(files)))
-        for _ in track(rows, "decoding", len(files), console=Console(stderr=True), disable=len(files) < 1000):
-            pass
-    array.flush()
+
+@contextmanager
+def _alone_in(cache: Path) -> Iterator[None]:
+    """One process decodes at a time, with all cores; the system drops the lock of one that died."""
+    descriptor = os.open(cache / LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        with suppress(OSError):  # on a file system without locks each decodes for itself
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _reserve(path: Path) -> None:
+    """Room for all of a file that is still empty: a disk that is full when a mapped one is filled kills the process."""
+    size = path.stat().st_size
+    try:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except (AttributeError, OSError) as problem:
+        if isinstance(problem, OSError) and problem.errno not in CANNOT_RESERVE:
+            raise
+        if size > shutil.disk_usage(path.parent).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from flashback.benchmarks.decoding import CACHE, File, Store, from_files
 from flashback.benchmarks.orders import imagenet100_classes
 from flashback.benchmarks.pools import Source, data_folder, reading
-from flashback.benchmarks.tasks import PADDED_UP_TO
+from flashback.benchmarks.tasks import SMALL_SIDE
 from flashback.errors import FlashbackError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -29,7 +29,7 @@ def read_folder(root: Path) -> Source:
         )
     train_files, test_files = _files(root, "train", names), _files(root, test, names)
     store = _store(root)
-    large = bool(train_files) and max(store.decode(train_files[0].name, None).shape) > PADDED_UP_TO
+    large = bool(train_files) and max(store.decode(train_files[0].name, None).shape) > SMALL_SIDE
     return from_files(store, train_files, test_files, names, LARGE_SIDE if large else None)
 
 

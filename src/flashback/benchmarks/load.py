@@ -23,6 +23,7 @@ from flashback.errors import FlashbackError
 SKETCHED_SIDE = 16  # pixels that every backbone can halve three times and still find several
 IN_MEMORY = "arrays"  # the name of a benchmark that has neither a name nor a path
 MEASURED_IMAGES = 2_000  # give the mean and deviation of a dataset without published ones
+MEASURED_AT_ONCE = 16
 
 
 def load_benchmark(
@@ -197,6 +198,12 @@ def _images(pool: Pool, rows: Array, position: Array) -> Images:
 
 def _measure(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation per channel, from the first task alone: later ones are unknown when learning starts."""
-    sample = x[:: -(-len(x) // MEASURED_IMAGES)].double() / 255
-    mean, std = sample.mean((0, 2, 3)), sample.std((0, 2, 3), correction=0).clamp(min=1 / 255)
+    sample = x[:: -(-len(x) // MEASURED_IMAGES)]
+    counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)  # how often each channel has each value
+    for piece in torch.split(sample, MEASURED_AT_ONCE):
+        counts += torch.stack([torch.bincount(each.flatten(), minlength=256) for each in piece.unbind(dim=1)])
+    values = torch.arange(256, dtype=torch.float64) / 255
+    shares = counts / counts.sum(1, keepdim=True)
+    mean = shares @ values
+    std = (shares * (values - mean[:, None]) ** 2).sum(1).sqrt().clamp(min=1 / 255)
     return tuple(mean.tolist()), tuple(std.tolist())

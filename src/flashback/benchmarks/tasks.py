@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-PADDED_UP_TO = 64  # images of at most this side are augmented by a padded crop at their own size
+SMALL_SIDE = 64  # images up to this side are kept, and cropped, as those of CIFAR and Tiny ImageNet are
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +82,3 @@ class Benchmark:
         images = sum(len(task.train) for task in self.tasks)
         side = "×".join(map(str, self.image_shape))
         return f"Benchmark({self.name}: {len(self.tasks)} tasks, {self.classes} classes, {images:,} images of {side})"
-
-    @property
-    def crop_padding(self) -> int:
-        """The zero padding of the random crop; 0 for large images, which are not cropped at their own size."""
-        return 4 if max(self.image_shape[1:]) <= PADDED_UP_TO else 0

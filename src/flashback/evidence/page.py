@@ -38,7 +38,7 @@ from flashback.recipes import config_from_dict
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Report
-from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies
+from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies, notes_on
 from flashback.reports.reading import Run, Similarity
 from flashback.reports.sections import remarks
 from flashback.reports.tables import change, markdown_table
@@ -199,7 +199,8 @@ def controlled(evidence: Evidence) -> Lines:
         lines += ["", "All metrics:", "", *markdown_table(report, setting)]
         lines += bullets(f"{pairing.name}: {pairing.answer(setting)}" for pairing in study.compared)
     lines += ["", "### What a run cost", *cost_table(report)]
-    noted = [*report.seed_remarks, *remarks(report), *inconsistencies(report.benchmarks)]
+    printed = notes_on(cell for pairing in report.pairings for cell in pairing.printed)
+    noted = [*report.seed_remarks, *remarks(report), *printed, *inconsistencies(report.benchmarks)]
     return lines + (["", "### Remarks", *bullets(noted)] if noted else [])
 
 

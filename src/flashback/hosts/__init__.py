@@ -1,6 +1,23 @@
 """The hosts: one file a method, each reads like its paper."""
 
-from flashback.hosts import beef, beef_compress, der, ewc, finetune, foster, icarl, lucir, lwf_mc, xder
+from flashback.hosts import (
+    afec,
+    beef,
+    beef_compress,
+    bic,
+    der,
+    der_expansion,
+    ewc,
+    finetune,
+    foster,
+    icarl,
+    lucir,
+    lwf_mc,
+    plain_replay,
+    podnet,
+    wa,
+    xder,
+)
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.stages import Optimisation, Stage, Step
 
@@ -10,14 +27,20 @@ __all__ = [
     "Optimisation",
     "Stage",
     "Step",
+    "afec",
     "beef",
     "beef_compress",
+    "bic",
     "der",
+    "der_expansion",
     "ewc",
     "finetune",
     "foster",
     "icarl",
     "lucir",
     "lwf_mc",
+    "plain_replay",
+    "podnet",
+    "wa",
     "xder",
 ]

@@ -45,10 +45,10 @@ class ElasticHost(Host):
         new = self.task.new
         return soft_binary_cross_entropy(logits[:, new], one_hot(labels, new, logits.dtype))
 
-    def fisher(self) -> Tensor:
+    def fisher(self, net: nn.Module | None = None) -> Tensor:
         """F of the present task at the present parameters (Eq. 4 and 11), on plain views of its training images."""
-        train = self.task.train
-        return fisher_diagonal(self.net, train.x, train.y, self.views.plain, self.settings.fisher)
+        net, train = self.net if net is None else net, self.task.train
+        return fisher_diagonal(net, train.x, train.y, self.views.plain, self.settings.fisher)
 
     def blank_knowledge(self) -> ImportantParameters:
         return ImportantParameters(self.trained_parameters())

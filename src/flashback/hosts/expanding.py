@@ -14,20 +14,15 @@ from torch import Tensor, nn
 from flashback.batches import Batch
 from flashback.config import above_zero, at_least_one, within
 from flashback.hosts.base import Classifier
-from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.soft import SoftDistillation, SoftSettings
 from flashback.hosts.stages import Stage, Step
-from flashback.knowledge import Support, soft_cross_entropy
-from flashback.nets import Backbone, GrowingNet, LinearHead, evaluating
+from flashback.knowledge import ModelKnowledge, ModuleKnowledge, soft_cross_entropy
+from flashback.nets import Backbone, Boosted, BoostedOutput, GrowingNet, LinearHead, Output, Whole, evaluating
 
 
 @dataclass(frozen=True)
-class ExpandingSettings(ExemplarSettings):
-    normalise: bool = True  # herd unit-length features
-    temperature: float = 2.0  # of every distillation
-
-    def check(self) -> None:
-        super().check()
-        above_zero(self, "temperature")
+class ExpandingSettings(SoftSettings):
+    """What every host with a growing network has."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class CompressionSettings(ExpandingSettings):
         within(0 <= self.beta2 < 1, f"host.beta2 lies in [0, 1), not {self.beta2}")
 
 
-class ExpandingHost(ExemplarHost):
+class ExpandingHost(SoftDistillation):
     """A host whose heads have rows for the classes met so far, and no others."""
 
     family = "dynamic"
@@ -87,16 +82,6 @@ class ExpandingHost(ExemplarHost):
     def response_width(self) -> int:
         return self.task.classes.stop
 
-    def distance(self, step: Step, knowledge: Any, support: Support) -> Tensor:
-        """Soft cross-entropy (Eq. 18 and 23) of raw logits, on the softmax of the columns alone."""
-        anchor = self.anchor(step, knowledge)[:, support.columns]
-        return soft_cross_entropy(step.output.logits[:, support.columns], anchor, self.settings.temperature)
-
-    def anchor(self, step: Step, knowledge: Any) -> Tensor:
-        """What a knowledge base says to the images of a step."""
-        logits: Tensor = knowledge(step.batch.x).logits
-        return logits
-
     # ------------------------------------------------------------ evaluation
 
     def predictor(self) -> nn.Module:
@@ -108,6 +93,43 @@ class ExpandingHost(ExemplarHost):
     def padded(self, logits: Tensor) -> Tensor:
         """Columns for classes without a row, which are never predicted."""
         return F.pad(logits, (0, self.benchmark.classes - logits.shape[1]), value=-torch.inf)
+
+
+class PrimaryModule(ModuleKnowledge):
+    """The new module and the head that joins it to h_s, as they were after phase 1 (Eq. 13)."""
+
+    def logits(self, old: Output, x: Tensor) -> Tensor:
+        """h_s runs once a step, and all who need its features share them."""
+        logits: Tensor = self["head"](torch.cat([old.features, self["module"](x).float()], dim=1))
+        return logits
+
+
+class JoiningHost(ExpandingHost):
+    """From the second task on one head joins the new module to the frozen network h_s, the stable knowledge (Eq. 7)."""
+
+    stable: ModelKnowledge | None
+
+    def expanded(self) -> nn.Module:
+        stable, net = self.stable, self.net
+        return net if stable is None else Whole(lambda x: net(stable(x), x), stable, net)
+
+    def answering_net(self) -> nn.Module:
+        return self.expanded()
+
+    def anchor(self, step: Step, knowledge: Any) -> Tensor:
+        assert isinstance(step.output, BoostedOutput)
+        logits: Tensor = knowledge.logits(step.output.old, step.batch.x)
+        return logits
+
+    def plastic_parts(self) -> dict[str, nn.Module]:
+        assert isinstance(self.net, Boosted)
+        return {"module": self.net.module.backbone, "head": self.net.head}
+
+    def blank_knowledge(self) -> PrimaryModule:
+        return PrimaryModule(self.plastic_parts())
+
+    def fill_knowledge(self, knowledge: PrimaryModule) -> None:
+        knowledge.fill(self.plastic_parts())
 
 
 class CompressingHost(ExpandingHost):

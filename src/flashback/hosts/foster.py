@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flashback.config import not_negative, within
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.expanding import CompressingHost, CompressionSettings
+from flashback.hosts.expanding import CompressingHost, CompressionSettings, JoiningHost
 from flashback.hosts.stages import Stage, Step
-from flashback.knowledge import ModelKnowledge, ModuleKnowledge, Support
-from flashback.nets import Backbone, Boosted, BoostedOutput, GrowingNet, LinearHead, Output, Whole
+from flashback.knowledge import ModelKnowledge, Support
+from flashback.nets import Backbone, Boosted, BoostedOutput, GrowingNet, LinearHead, Output
 
 
 @dataclass(frozen=True)
@@ -37,20 +36,12 @@ class OldNet(ModelKnowledge):
     """The frozen network h_s with its head (Eq. 8)."""
 
     def logits(self, old: Output, x: Tensor) -> Tensor:
-        """Its answer has been given: h_s runs once a step, and all who need its features share them."""
+        """Its answer has been given: h_s runs once a step."""
         return old.logits
 
 
-class PrimaryModule(ModuleKnowledge):
-    """The new module and the head that joins it to h_s, as they were after phase 1 (Eq. 13)."""
-
-    def logits(self, old: Output, x: Tensor) -> Tensor:
-        logits: Tensor = self["head"](torch.cat([old.features, self["module"](x).float()], dim=1))
-        return logits
-
-
 @HOSTS.register("foster")
-class Foster(CompressingHost):
+class Foster(JoiningHost, CompressingHost):
     """Boosting trains a module and its heads against what the frozen network gets wrong; compression follows."""
 
     Settings = FosterSettings
@@ -61,10 +52,6 @@ class Foster(CompressingHost):
         old = cast(GrowingNet, self.stable.model.module)
         return old.backbone, old.head
 
-    def expanded(self) -> nn.Module:
-        stable, net = self.stable, self.net
-        return net if stable is None else Whole(lambda x: net(stable(x), x), stable, net)
-
     # ------------------------------------------------------------ stages
 
     def expanding_stages(self) -> list[Stage]:
@@ -74,7 +61,8 @@ class Foster(CompressingHost):
         old = self.student or self.net
         assert isinstance(old, GrowingNet)
         self.stable = OldNet(old)
-        self.net, self.student = Boosted(old, self.task.seen.stop), None
+        seen = self.task.seen.stop
+        self.net, self.student = Boosted(old.backbone, old.head, seen, enhanced=seen), None
         self.allocate_weights()
 
     def begin(self) -> None:
@@ -83,9 +71,6 @@ class Foster(CompressingHost):
             self.weigh_classes(betas[min(self.task.index, len(betas)) - 1])
 
     # ------------------------------------------------------------ a batch of boosting
-
-    def answering_net(self) -> nn.Module:
-        return self.expanded()
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         """Old classes have weights above 1: their logits shrink in the loss, so the network must raise them."""
@@ -102,17 +87,3 @@ class Foster(CompressingHost):
 
     def stability_support(self) -> Support:
         return Support(columns=self.task.old, weight=self.settings.distillation)
-
-    def anchor(self, step: Step, knowledge: OldNet | PrimaryModule) -> Tensor:
-        assert isinstance(step.output, BoostedOutput)
-        return knowledge.logits(step.output.old, step.batch.x)
-
-    def plastic_parts(self) -> dict[str, nn.Module]:
-        assert isinstance(self.net, Boosted)
-        return {"module": self.net.module.backbone, "head": self.net.head}
-
-    def blank_knowledge(self) -> PrimaryModule:
-        return PrimaryModule(self.plastic_parts())
-
-    def fill_knowledge(self, knowledge: PrimaryModule) -> None:
-        knowledge.fill(self.plastic_parts())

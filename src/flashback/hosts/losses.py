@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashback.hosts.base import one_hot
 from flashback.nets import full_precision
 
 
@@ -30,6 +31,27 @@ def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: int, ma
     nearest = cosines[:, new].topk(min(hardest, new.stop - new.start), dim=1).values
     hinges = F.relu(margin - own + nearest).mean(dim=1)
     return masked_mean(hinges, labels < new.start)
+
+
+def margin_nca(cosines: Tensor, labels: Tensor, scale: Tensor, margin: float) -> Tensor:
+    """Neighbourhood components with a margin and a hinge (PODNet, Section 3.2): the own class against all others.
+
+    The scale has no gradient from the margin, which would draw it to 0, where all classes are alike and the margin is
+    met, before anything is learned. A class without others has no loss.
+    """
+    scaled = scale * cosines
+    itself = one_hot(labels, slice(0, cosines.shape[1]), torch.bool)
+    others = scaled.masked_fill(itself, torch.finfo(cosines.dtype).min).logsumexp(dim=1)
+    own = scaled.gather(1, labels[:, None]).squeeze(1)
+    return F.relu(others - own + margin * scale.detach()).mean()
+
+
+def released_nca(cosines: Tensor, labels: Tensor, scale: Tensor) -> Tensor:
+    """As PODNet's released code has it: the margin cancels, and the largest of all stands among the others."""
+    scaled = scale * cosines
+    itself = one_hot(labels, slice(0, cosines.shape[1]), torch.bool)
+    others = torch.where(itself, scaled.amax(dim=1, keepdim=True), scaled).logsumexp(dim=1)
+    return (others - scaled.gather(1, labels[:, None]).squeeze(1)).mean()
 
 
 def mean_violation(hinge: Tensor, counted: Tensor | bool = True) -> Tensor:

@@ -6,6 +6,7 @@ kind and meet the same distance (Sections 3.1 and 3.2 of the paper).
 
 from flashback.knowledge.distances import (
     cosine_distance,
+    pod_spatial,
     soft_binary_cross_entropy,
     soft_cross_entropy,
     squared_error,
@@ -29,6 +30,7 @@ __all__ = [
     "Support",
     "cosine_distance",
     "flat",
+    "pod_spatial",
     "soft_binary_cross_entropy",
     "soft_cross_entropy",
     "squared_error",

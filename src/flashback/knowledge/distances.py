@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,6 +26,19 @@ def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float = 1.
 def cosine_distance(features: Tensor, anchors: Tensor) -> Tensor:
     """1 - cos, which for unit vectors is half their squared distance (the paper's appendix on the general form)."""
     return (1.0 - F.cosine_similarity(features, anchors, dim=1)).mean()
+
+
+def pod_spatial(maps: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
+    """The mean over stages of the Euclidean distance between the unit profiles of maps (PODNet, Section 3.1)."""
+    pairs = zip(maps, anchors, strict=True)
+    distances = [torch.linalg.vector_norm(profile(own) - profile(other), dim=1).mean() for own, other in pairs]
+    return torch.stack(distances).mean()
+
+
+def profile(maps: Tensor) -> Tensor:
+    """Squared maps [B, C, H, W] summed along the width and along the height, both as one vector of unit length."""
+    energy = maps.float().square()
+    return F.normalize(torch.cat([energy.sum(dim=3).flatten(1), energy.sum(dim=2).flatten(1)], dim=1))
 
 
 def squared_error(responses: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:

@@ -1,5 +1,6 @@
 """Exemplars: a memory of fixed capacity on the device, and the rules that decide what it holds."""
 
+from flashback.memory.clusters import k_means
 from flashback.memory.herding import class_means, herd, herd_classes
 from flashback.memory.quotas import balanced_quotas, equal_quota, within_quotas
 from flashback.memory.store import Field, Memory, first_of_each, reservoir_slots
@@ -13,6 +14,7 @@ __all__ = [
     "first_of_each",
     "herd",
     "herd_classes",
+    "k_means",
     "reservoir_slots",
     "within_quotas",
 ]

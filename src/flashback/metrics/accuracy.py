@@ -119,7 +119,7 @@ def stability_plasticity_ratio(matrix: Matrix, variant: Variant = "chaudhry") ->
 def summarise(
     matrix: Matrix, sizes: Values, zero_shot: Values | None = None, untrained: Values | None = None
 ) -> dict[str, float | None]:
-    """Every metric of one matrix by name."""
+    """Every metric of one matrix by name; `sizes` are the test images of each task, for averages over images."""
     starts = [_entry(zero_shot, k) for k in range(len(matrix) - 1)]  # the next task's, if measured, is no part of it
     return {
         "average_accuracy": average_accuracy(matrix),

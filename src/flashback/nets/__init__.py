@@ -3,7 +3,8 @@
 from flashback.nets import resnet as resnet  # imported to fill the registry
 from flashback.nets import small as small
 from flashback.nets.base import NETS, Backbone, Net, Output, Shape, build_backbone, net_for
-from flashback.nets.cosine import CosineNet, CosineOutput
+from flashback.nets.corrected import CorrectedNet
+from flashback.nets.cosine import CosineNet, CosineOutput, ProxyNet, ProxyOutput
 from flashback.nets.energy import EnergyNet, EnergyOutput, Fusion
 from flashback.nets.growing import Boosted, BoostedOutput, Concatenation, GrowingNet, Whole
 from flashback.nets.heads import CosineHead, LinearHead, full_precision, grown_linear
@@ -17,6 +18,7 @@ __all__ = [
     "Boosted",
     "BoostedOutput",
     "Concatenation",
+    "CorrectedNet",
     "CosineHead",
     "CosineNet",
     "CosineOutput",
@@ -28,6 +30,8 @@ __all__ = [
     "LinearHead",
     "Net",
     "Output",
+    "ProxyNet",
+    "ProxyOutput",
     "Shape",
     "Whole",
     "build_backbone",

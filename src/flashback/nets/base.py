@@ -64,6 +64,10 @@ class Backbone(nn.Module):
             parameter.requires_grad_(trained and name not in self.held)
         return self
 
+    def stage_maps(self, x: Tensor) -> list[Tensor]:
+        """The maps [B, C, H, W] of each stage, from the first to the last, whose mean over space are the features."""
+        raise NotImplementedError
+
     def last_stage_layers(self) -> dict[str, nn.Module]:
         """The layers whose outputs are compared by CKA, from the first to the last."""
         raise FlashbackError(

@@ -1,4 +1,4 @@
-"""A network that compares directions alone: cosines between features and class vectors (LUCIR, Section 3.2)."""
+"""Networks that compare directions alone: cosines between features and class vectors (LUCIR, Section 3.2)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from flashback.nets.heads import CosineHead
 @dataclass
 class CosineOutput(Output):
     cosines: Tensor  # the logits before their scale sigma
+
+
+@dataclass
+class ProxyOutput(CosineOutput):
+    maps: list[Tensor]  # of each stage of the backbone
 
 
 class Blocks(nn.Module):
@@ -56,3 +61,22 @@ class CosineNet(Net):
         self.head.sigma.requires_grad_(sigma)
         for task, block in enumerate(self.blocks()):
             block.requires_grad_(task in blocks)
+
+
+class ProxyNet(CosineNet):
+    """Several vectors for each class, its proxies; answers have the maps of all stages (PODNet)."""
+
+    def __init__(self, backbone: Backbone, sizes: Sequence[int], proxies: int) -> None:
+        super().__init__(backbone, [size * proxies for size in sizes])
+        self.proxies = proxies
+
+    def forward(self, x: Tensor) -> ProxyOutput:
+        maps = self.backbone.stage_maps(x)
+        features = maps[-1].mean((2, 3)).float()
+        cosines = local_similarity(self.head.cosines(features).reshape(len(x), -1, self.proxies))
+        return ProxyOutput(features, self.head.sigma * cosines, cosines, maps)
+
+
+def local_similarity(cosines: Tensor) -> Tensor:
+    """[B, classes, proxies] to [B, classes]: a mean in which the nearer proxies of a class count more."""
+    return (cosines.softmax(dim=2) * cosines).sum(dim=2)

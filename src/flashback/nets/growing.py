@@ -31,13 +31,13 @@ class BoostedOutput(Output):
 class Boosted(nn.Module):
     """The new module m beside the frozen h_s: a head on [h_s ; m] (Eq. 7), and one on m alone to enhance its features.
 
-    m starts as the old module; the first head keeps what the old one knew.
+    m starts as it is given; the first head keeps what the old one knew, the second tells apart what its host wants.
     """
 
-    def __init__(self, old: GrowingNet, classes: int) -> None:
+    def __init__(self, module: Backbone, old_head: LinearHead, classes: int, enhanced: int) -> None:
         super().__init__()
-        self.module = GrowingNet(old.backbone, classes)
-        self.head = grown_linear(old.head, 2 * old.backbone.width, classes)
+        self.module = GrowingNet(module, enhanced)
+        self.head = grown_linear(old_head, old_head.in_features + module.width, classes)
 
     def forward(self, old: Output, x: Tensor) -> BoostedOutput:
         own = self.module(x)

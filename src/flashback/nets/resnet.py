@@ -80,8 +80,13 @@ class ResNet(Backbone):
             self._last_blocks()[-1].last = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.stages(self.stem(x))
-        return out.mean((2, 3))
+        return self.stage_maps(x)[-1].mean((2, 3))
+
+    def stage_maps(self, x: Tensor) -> list[Tensor]:
+        maps = [self.stem(x)]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return maps[1:]
 
     def last_stage_layers(self) -> dict[str, nn.Module]:
         blocks = enumerate(self._last_blocks(), start=1)

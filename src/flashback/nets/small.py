@@ -22,8 +22,15 @@ class SmallCNN(Backbone):
             self.layers.extend([conv, BatchNorm2d(outputs), nn.ReLU()])
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x)
-        return out.mean((2, 3))
+        return self.stage_maps(x)[-1].mean((2, 3))
+
+    def stage_maps(self, x: Tensor) -> list[Tensor]:
+        """Every convolution, with its norm and ReLU, is a stage."""
+        maps: list[Tensor] = []
+        for layer in self.layers:
+            x = layer(x)
+            maps += [x] if isinstance(layer, nn.ReLU) else []
+        return maps
 
     def last_stage_layers(self) -> dict[str, nn.Module]:
         convs = [layer for layer in self.layers if isinstance(layer, nn.Conv2d)]

@@ -17,6 +17,9 @@ FIRST = ("recipe", DATA, ORDER, "benchmark.tasks", "training.epochs", "benchmark
 SHOWN = 4  # settings in a name; the others are counted
 LETTERS = 40  # of a value in a name
 DIGITS = 8  # of a checksum
+# What ANCL sets (auxiliary network continual learning; Kim et al., 2023): a whole training without the stability loss
+# gives the plastic knowledge, then a whole training uses it.
+ANCL = ("flashback.epochs", "flashback.second_epochs", "flashback.phase1_stability", "flashback.phase1_schedule")
 Runs = Mapping[tuple[str, int], Run]
 
 
@@ -52,16 +55,24 @@ def name_pairs(pairs: Sequence[Runs]) -> list[str]:
 def describe(runs: Runs, several: bool) -> Described:
     """Of a report on several benchmarks with its own; else the report says once which it is."""
     run = list(runs.values())[-1]  # of the flashback arm, where there is one
-    changed = changes(runs.values())
+    changed, settings = changes(runs.values()), flat_settings(run)
     named = ["recipe"] if run.recipe in KINDS[1:] else []
-    title = f"{run.host} on {Path(run.benchmark).stem}" if several else run.host
+    method, implied = (f"{run.host} with ANCL", ANCL) if is_ancl(settings) else (run.host, ())
+    title = f"{method} on {Path(run.benchmark).stem}" if several else method
     data = {DATA: str(run.data["data_checksum"])[:DIGITS], ORDER: run.data["class_order"]}
-    return Described(title, data | flat_settings(run) | changed, in_order([*named, *changed]))
+    keys = [*named, *(key for key in changed if key not in implied)]
+    return Described(title, data | settings | changed, in_order(keys))
+
+
+def is_ancl(settings: Mapping[str, Any]) -> bool:
+    first, second, whole = map(settings.get, ("flashback.epochs", "flashback.second_epochs", "training.epochs"))
+    return first == second == whole and settings.get("flashback.phase1_stability") == 0
 
 
 def tell_apart(alike: Sequence[Described]) -> list[str]:
     """Names with as few further settings as make most of them differ."""
-    keys = dict.fromkeys(key for one in alike for key in one.settings)
+    common = set.intersection(*(set(one.settings) for one in alike))  # an arm alone has no settings of flashback
+    keys = [key for key in alike[0].settings if key in common]
     telling = in_order([key for key in keys if len({written(one.settings.get(key)) for one in alike}) > 1])
     names = [[one.name(telling[:count]) for one in alike] for count in range(len(telling) + 1)]
     return max(names, key=lambda own: len(set(own)))  # the first of the best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,8 @@ from flashback.metrics import paired_over_methods
 from flashback.records.folder import dotted
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.words import SETTING_TITLES, TITLES, number, signed
+
+QUOTED: dict[Any, tuple[str, ...]] = {False: (), True: (HOST,), "both": ARMS}  # as the file says it
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,10 @@ class Printed:
     value: Mapping[str, float]  # by arm
     deviation: Mapping[str, float]  # by arm
     when: Mapping[str, Any]  # settings
-    quoted: bool
-    rerun: float | None
-    gain: float | None
+    quoted: Sequence[str]  # arms
+    rerun: float | None = None
+    gain: float | None = None
+    note: str = ""
 
     def is_about(self, settings: Mapping[str, Any]) -> bool:
         """Whether a run with these settings is one the value is meant for."""
@@ -47,7 +50,7 @@ class Printed:
         if arm not in self.value:
             return ""
         deviation = f" ± {number(self.deviation[arm])}" if arm in self.deviation else ""
-        quoted = " (quoted)" if self.quoted and arm == HOST else ""
+        quoted = " (quoted)" if arm in self.quoted else ""
         rerun = f", {number(self.rerun)} (own run)" if self.rerun is not None and arm == HOST else ""
         return f"{number(self.value[arm])}{deviation}{quoted}{rerun}"
 
@@ -83,9 +86,36 @@ def printed_values() -> tuple[Printed, ...]:
     return tuple(cell for table in _content()["tables"] for cell in _cells(table))
 
 
+@cache
+def references() -> tuple[Printed, ...]:
+    """Quoted values of methods that cannot be run here."""
+    return tuple(cell for table in _content()["tables"] for cell in _references(table))
+
+
+def references_beside(shown: Iterable[Printed]) -> list[str]:
+    """What the paper quotes of other methods in the tables of these values, on the same benchmarks: a sentence each."""
+    tables = {(cell.where, cell.benchmark) for cell in shown}
+    beside = [cell for cell in references() if (cell.where, cell.benchmark) in tables]
+    return [f"{cell.title}: {cell.text(HOST)} in {cell.where}." for cell in beside]
+
+
+def notes_on(shown: Iterable[Printed]) -> list[str]:
+    """What a reader should know of these values, once for each host."""
+    return list(dict.fromkeys(f"{cell.host}: {cell.note}" for cell in shown if cell.note))
+
+
 def printed_tests() -> dict[str, dict[str, float]]:
     """t and p over methods by benchmark."""
     return {name: test for name, test in _content()["tests"].items() if name != "where"}
+
+
+def over_tasks_in_words(host: str) -> str:
+    """What the paper prints of its test over the tasks of a run of this host; empty where it prints nothing."""
+    tests = _content()["tests_over_tasks"]
+    if host == "where" or host not in tests:
+        return ""
+    t, p = tests[host]["t"], tests[host]["p"]
+    return f"The paper prints t = {t}, p = {p} ({tests['where']}), without its benchmark and its number of pairs."
 
 
 def printed_for(config: Mapping[str, Any]) -> list[Printed]:
@@ -213,7 +243,24 @@ def _cells(table: Mapping[str, Any]) -> Iterator[Printed]:
                     value={arm: cell[arm] for arm in ARMS if arm in cell},
                     deviation=dict(zip(ARMS, cell.get("deviation", []), strict=False)),
                     when=cell.get("when", {}),
-                    quoted=cell.get("quoted", False),
+                    quoted=QUOTED[cell.get("quoted", False)],
                     rerun=cell.get("rerun"),
                     gain=cell.get("gain"),
+                    note=cell.get("note", ""),
                 )
+
+
+def _references(table: Mapping[str, Any]) -> Iterator[Printed]:
+    for benchmark, methods in table.get("references", {}).items():
+        for method, cell in methods.items():
+            yield Printed(
+                benchmark,
+                method,
+                table["setting"],
+                table["metric"],
+                table["where"],
+                value={HOST: cell["value"]},
+                deviation={HOST: cell["deviation"]} if "deviation" in cell else {},
+                when={},
+                quoted=(HOST,),
+            )

@@ -9,7 +9,14 @@ from flashback.metrics.statistics import FEW
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markup import Html, bullets, bullets_by_setting, element, join, note, row, table
 from flashback.reports.pairings import Pairing, Report
-from flashback.reports.printed import implied_new_task_accuracies, inconsistencies, printed_tests
+from flashback.reports.printed import (
+    implied_new_task_accuracies,
+    inconsistencies,
+    notes_on,
+    over_tasks_in_words,
+    printed_tests,
+    references_beside,
+)
 from flashback.reports.words import ABSENT, ARM_TITLES, SIGNIFICANT, TITLES, number, plural, probability, signed, spread
 
 SENTENCES = 50  # a longer list is read by nobody; the table has them all
@@ -97,8 +104,11 @@ def over_tasks(complete: Sequence[Pairing]) -> Html:
     )
     shown = complete[:SENTENCES]
     said = {s: [f"{pairing.name}: {with_t(pairing.over_tasks(s))}" for pairing in shown] for s in SETTINGS}
+    hosts = dict.fromkeys(pairing.any_run.host for pairing in shown if pairing.printed)
     title = element("h3", "The paper's test over the tasks of a run")
-    return join([title, element("p", about), bullets_by_setting(said)])
+    printed = [f"{host}, class-incremental: {words}" for host in hosts if (words := over_tasks_in_words(host))]
+    beside = bullets(printed) if printed else Html()
+    return join([title, element("p", about), bullets_by_setting(said), beside])
 
 
 def with_t(test: PairedTest) -> str:
@@ -123,6 +133,11 @@ def paper(report: Report) -> Html:
                 "the epochs of their recipe, stand here. A quoted value comes from an earlier publication."
             )
         )
+    shown = [printed for pairing in report.pairings for printed in pairing.printed]
+    if notes := notes_on(shown):
+        parts.append(bullets(notes))
+    if beside := references_beside(shown):
+        parts += [element("h3", "Quoted in the same tables, not run here"), bullets(beside)]
     if wrong:
         parts += [element("h3", "Printed values that do not follow from their tables"), bullets(wrong)]
     if implied:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report
-from flashback.reports.printed import inconsistencies
+from flashback.reports.printed import inconsistencies, notes_on, references_beside
 from flashback.reports.reading import Run
 from flashback.reports.words import (
     ABSENT,
@@ -71,9 +71,14 @@ def markdown_printed(report: Report) -> list[str]:
     if not rows:
         return []
     head = ["method", "metric", "printed in", "host, printed", "host, here", "flashback, printed", "flashback, here"]
-    notes = [f"- {plain(note)}" for note in inconsistencies(report.benchmarks)]
-    what = ["", "Printed values that do not follow from their tables:", "", *notes] if notes else []
-    return ["", "## The paper", "", *table_lines(head, rows, texts=3), *what]
+    shown = [printed for pairing in report.pairings for printed in pairing.printed]
+    said = {
+        "To be known of printed values": notes_on(shown),
+        "Quoted in the same tables, not run here": references_beside(shown),
+        "Printed values that do not follow from their tables": inconsistencies(report.benchmarks),
+    }
+    what = [["", f"{about}:", "", *(f"- {plain(one)}" for one in found)] for about, found in said.items() if found]
+    return ["", "## The paper", "", *table_lines(head, rows, texts=3), *(line for lines in what for line in lines)]
 
 
 # ---------------------------------------------------------------- LaTeX

@@ -73,7 +73,7 @@ def read_sweep(name: str | Path) -> Sweep:
     try:
         return parse_sweep(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError:
-        raise FlashbackError(f"{path} is not a text file") from None
+        raise FlashbackError(f"{path} is not text in UTF-8; save it so") from None
 
 
 def parse_sweep(text: str, source: str) -> Sweep:
@@ -87,7 +87,10 @@ def parse_sweep(text: str, source: str) -> Sweep:
     for count in (part["seeds"] for part in written if type(part.get("seeds")) is int):
         meant = list(range(count)) if 1 <= count <= 10 else [count]  # so many, or just this one
         raise FlashbackError(f"{source}: seeds is a list of seeds, not {count}; write {meant}")
-    built = tuple(build(Part, part, f"{source}: ") for part in written)
+    try:
+        built = tuple(build(Part, part) for part in written)
+    except FlashbackError as error:
+        raise FlashbackError(f"{source}: {error}") from None
     for part in built:
         part.check(source)
     return Sweep(title, built)

@@ -16,6 +16,7 @@ from flashback.hosts.base import Host
 from flashback.plugin import Flashback
 from flashback.recipes import comparable, config_from_dict
 from flashback.records import RunFolder, is_finished, read_config
+from flashback.records.folder import ANOTHER_FOLDER, COMPARISON
 from flashback.training.beginnings import Beginning, LeavingKeeper, tell_earlier
 from flashback.training.building import build_method, check_loaded, open_benchmark, saying_what_to_change
 from flashback.training.checkpoints import Checkpoints
@@ -56,6 +57,7 @@ def run(
         check_tracker(name)
     device = select_device(device)
     precision = select_precision(config, device)
+    within(out is None or not (Path(out) / COMPARISON).exists(), f"{out} holds a comparison; {ANOTHER_FOLDER}")
     benchmark = open_benchmark(config, data)
     if out is not None and (record := finished_run(Path(out), to_dict(config), benchmark.checksum)) is not None:
         return TrainingResult.read(record)

@@ -136,6 +136,8 @@ def checked(terms: Any, host: str) -> Mapping[str, Tensor]:
         if not isinstance(value, Tensor) or value.ndim:
             given = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise FlashbackError(f"the loss term '{name}' of {host} is one number in a tensor, not {given}")
+    if not any(value.requires_grad for value in terms.values()):
+        raise FlashbackError(f"no loss term of {host} depends on what it trains; is one of them detached?")
     return terms
 
 

@@ -1,0 +1,120 @@
+"""One tensor over images that lie in several mapped files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from flashback.benchmarks.pools import Array
+from flashback.errors import FlashbackError
+
+aten = torch.ops.aten
+UNCHANGEABLE = "the images of a folder are mapped from files and stay as they are; change a copy of them, x.clone()"
+
+
+class MappedImages(Tensor):
+    """Images uint8 [n, C, H, W] that are read when they are computed with, and only those that are.
+
+    Parts of it along the first dimension are such tensors too; rows that are picked, and whatever else is made of it,
+    are ordinary tensors in memory. It cannot be changed.
+    """
+
+    pictures: Sequence[Array]  # each [C, H, W], a view into its file
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # results are ordinary
+
+    @staticmethod
+    def __new__(cls, pictures: Sequence[Array], image: Sequence[int]) -> MappedImages:
+        shape = (len(pictures), *image)
+        with torch.inference_mode(False):  # a part is one of what it is part of, wherever it is taken
+            self: MappedImages = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.uint8)
+        self.pictures = pictures
+        return self
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        first = args[0]
+        if isinstance(first, MappedImages):
+            if func._schema.is_mutable:
+                raise FlashbackError(UNCHANGEABLE)
+            if func in PARTS and (part := PARTS[func](first, *args[1:])) is not None:
+                return part
+        args, kwargs = tree_map_only(MappedImages, MappedImages.read, (args, dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+    def read(self) -> Tensor:
+        """All of it, in memory."""
+        return _read(self, range(len(self)))
+
+    def numpy(self, *, force: bool = False) -> Array:
+        return self.read().numpy(force=force)
+
+    def tolist(self) -> list[Any]:
+        return self.read().tolist()
+
+    def __setitem__(self, rows: Any, values: Any) -> None:
+        raise FlashbackError(UNCHANGEABLE)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"MappedImages({list(self.shape)})"
+
+    def __deepcopy__(self, memo: Any) -> MappedImages:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.read().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def _read(x: MappedImages, rows: Sequence[int]) -> Tensor:
+    images = np.empty((len(rows), *x.shape[1:]), np.uint8)
+    for place, row in enumerate(rows):
+        images[place] = x.pictures[row]
+    with torch.inference_mode(False):
+        return torch.from_numpy(images)
+
+
+def _slice(
+    x: MappedImages, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> MappedImages | None:
+    return MappedImages(x.pictures[start:end:step], x.shape[1:]) if dim == 0 else None
+
+
+def _split(x: MappedImages, size: int, dim: int = 0) -> list[MappedImages] | None:
+    starts = range(0, len(x), size) if dim == 0 and size > 0 else ()
+    return [MappedImages(x.pictures[start : start + size], x.shape[1:]) for start in starts] or None
+
+
+def _select(x: MappedImages, dim: int, row: int) -> Tensor | None:
+    return _read(x, [row])[0] if dim == 0 else None
+
+
+def _index(x: MappedImages, indices: Sequence[Tensor | None]) -> Tensor | None:
+    """Of x[rows], one row of numbers or a mask; what else is picked, is picked from all of it."""
+    rows, *others = indices
+    if rows is None or rows.dim() != 1 or others:
+        return None
+    if rows.dtype == torch.bool and len(rows) == len(x):
+        rows = rows.nonzero().flatten()
+    return None if rows.dtype in (torch.bool, torch.uint8) else _read(x, rows.tolist())
+
+
+def _index_select(x: MappedImages, dim: int, rows: Tensor) -> Tensor | None:
+    return _read(x, rows.tolist()) if dim == 0 and rows.dim() == 1 else None
+
+
+# What does not need all of the images, or None where it does after all.
+PARTS: dict[Any, Callable[..., Any]] = {
+    aten.slice.Tensor: _slice,
+    aten.split.Tensor: _split,
+    aten.select.int: _select,
+    aten.index.Tensor: _index,
+    aten.index_select.default: _index_select,
+    aten.unbind.int: lambda x, dim=0: [_read(x, [row])[0] for row in range(len(x))] if dim == 0 else None,
+    aten.detach.default: lambda x: MappedImages(x.pictures, x.shape[1:]),
+}

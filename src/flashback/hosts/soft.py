@@ -1,0 +1,61 @@
+"""Soft distillation: a distance that many hosts with exemplars have, and the loss that WA and BiC share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from flashback.config import above_zero
+from flashback.hosts.base import cross_entropy
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.stages import Step
+from flashback.knowledge import Support, soft_cross_entropy
+
+
+@dataclass(frozen=True)
+class SoftSettings(ExemplarSettings):
+    normalise: bool = True  # herd unit-length features
+    temperature: float = 2.0  # of every distillation
+
+    def check(self) -> None:
+        super().check()
+        above_zero(self, "temperature")
+
+
+class SoftDistillation(ExemplarHost):
+    """A host with exemplars whose softened answers are held near those of what it knows."""
+
+    def distance(self, step: Step, knowledge: Any, support: Support) -> Tensor:
+        """Soft cross-entropy (Eq. 18 and 23) of raw logits, on the softmax of the columns alone."""
+        anchor = self.anchor(step, knowledge)[:, support.columns]
+        return soft_cross_entropy(step.output.logits[:, support.columns], anchor, self.settings.temperature)
+
+    def anchor(self, step: Step, knowledge: Any) -> Tensor:
+        """What a knowledge base says to the images of a step."""
+        logits: Tensor = knowledge(step.batch.x).logits
+        return logits
+
+
+class SharedDistillation(SoftDistillation):
+    """(1 - lambda) cross-entropy over seen classes + lambda distillation of old ones, lambda the share of the old."""
+
+    family = "distillation"
+
+    def old_share(self) -> float:
+        """lambda = old / seen: the more classes there are to keep, the more that weighs."""
+        return len(self.task.before) / self.task.classes.stop
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        terms = {"task": (1 - self.old_share()) * self.classification(step)}
+        if self.stable is not None:
+            terms["stability"] = self.stability(step)
+        return terms
+
+    def classification(self, step: Step) -> Tensor:
+        return cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)
+
+    def stability_support(self) -> Support:
+        return Support(columns=self.task.old, weight=self.old_share())

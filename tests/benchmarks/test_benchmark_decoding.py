@@ -1,0 +1,289 @@
+"""A folder of images is decoded once, whoever asks for it and however it is split; its images stay in the files."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import hashlib
+import io
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from flashback.benchmarks import decoding, load_benchmark, mapped
+from flashback.benchmarks.mapped import MappedImages
+from flashback.errors import FlashbackError
+
+CLASSES, TRAIN, TEST = 6, 10, 2
+
+
+def write_folder(root: Path, side: int = 5) -> Path:
+    """The first pixel of an image tells its class, the second its number within it, and the third its part."""
+    generator = np.random.default_rng(0)
+    for part, count in (("train", TRAIN), ("test", TEST)):
+        for label in range(CLASSES):
+            place = root / part / f"class-{label}"
+            place.mkdir(parents=True)
+            for number in range(count):
+                picture = generator.integers(0, 256, (side, side, 3), np.uint8)
+                picture[0, :3, 0] = label, number, part == "train"
+                Image.fromarray(picture).save(place / f"{number:03d}.png")
+    return root
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "pictures")
+
+
+def spelled(images: torch.Tensor) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in images[:, 0, 0, :3].tolist()]
+
+
+def cached(root: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in (root / ".flashback").glob("*.npy")}
+
+
+SPLITS = [
+    {"sizes": [3, 3]},
+    {"sizes": [3, 3], "order": 1},
+    {"sizes": [2, 2, 2], "order": 2},
+    {"sizes": [1, 5], "order": "seed", "seed": 4},
+    {"sizes": [3, 3], "validation": 0.2, "seed": 1},
+    {"sizes": [2, 4], "validation": 0.4, "seed": 2, "order": 3},
+]
+
+
+def test_any_order_split_and_sizes_share_one_copy(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_benchmark(pictures, **SPLITS[0])
+    first = cached(pictures)
+    assert len(first) == 2 * CLASSES
+    pixels = CLASSES * (TRAIN + TEST) * 3 * 5 * 5
+    assert pixels < sum(first.values()) <= pixels + 2 * CLASSES * 128  # what an .npy says of itself
+    monkeypatch.setattr(decoding.Group, "write", lambda *given: pytest.fail("decoded again"))
+    for split in SPLITS[1:]:
+        load_benchmark(pictures, **split)
+        assert cached(pictures) == first
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_rows_come_from_their_files_in_the_order_of_the_listing(pictures: Path, split: dict[str, object]) -> None:
+    benchmark = load_benchmark(pictures, **split)
+    seen = []
+    for task in benchmark.tasks:
+        for images in (task.train, task.test):
+            found = spelled(images.x)
+            assert found == sorted(found, key=lambda row: row[:2]), "by class, then by name"
+            assert [row[0] for row in found] == [benchmark.order[label] for label in images.y.tolist()]
+            assert isinstance(images.x, MappedImages)
+            seen += found
+    parts = [1] * TRAIN if split.get("validation") else [1] * TRAIN + [0] * TEST
+    numbers = [*range(TRAIN), *range(TEST)][: len(parts)]
+    rows = [(label, number, part) for label in range(CLASSES) for number, part in zip(numbers, parts, strict=True)]
+    assert sorted(seen) == sorted(rows)
+
+
+def test_only_the_classes_of_the_tasks_asked_for_are_decoded(pictures: Path) -> None:
+    load_benchmark(pictures, sizes=[2, 4], tasks=1)
+    assert len(cached(pictures)) == 2 * 2
+
+
+def test_a_changed_class_alone_is_decoded_again(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_benchmark(pictures, sizes=[6])
+    path = pictures / "train" / "class-3" / "004.png"
+    os.utime(path, ns=(1, 1))
+    written: list[str] = []
+    write = decoding.Group.write
+    monkeypatch.setattr(
+        decoding.Group, "write", lambda self, tell: written.append(self.files[0].name) or write(self, tell)
+    )
+    load_benchmark(pictures, sizes=[6])
+    assert written == ["train/class-3/000.png"]
+
+
+def test_many_classes_hold_no_files_open(pictures: Path) -> None:
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
+    benchmark = load_benchmark(pictures, sizes=[6])
+    assert before is None or len(os.listdir("/proc/self/fd")) == before
+    assert benchmark.tasks[0].train.x.any()
+
+
+def load_and_count(root: Path, order: int, start: object, counts: object) -> None:
+    decode, decoded = decoding.Store.decode, list[str]()
+
+    def counted(self: decoding.Store, name: str, side: int | None) -> np.ndarray:
+        decoded.append(name)
+        return decode(self, name, side)
+
+    decoding.Store.decode = counted
+    start.wait()
+    benchmark = load_benchmark(root, sizes=[2, 2, 2], order=order)
+    assert all(task.train.x.any() for task in benchmark.tasks)
+    counts.put(len(decoded) - 2)  # the first image is looked at for the size: is it large, and how large
+
+
+def test_processes_share_the_decoding(tmp_path: Path) -> None:
+    """Whatever they ask for first: what one decodes the others find."""
+    root = write_folder(tmp_path / "pictures", side=24)
+    context = multiprocessing.get_context("fork")
+    start, counts = context.Barrier(3), context.Queue()
+    workers = [context.Process(target=load_and_count, args=(root, order, start, counts)) for order in (0, 0, 1)]
+    for worker in workers:
+        worker.start()
+    decoded = [counts.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert sum(decoded) == CLASSES * (TRAIN + TEST), decoded
+    assert not list((root / ".flashback").glob("*.part"))
+
+
+def test_a_lock_that_is_a_link_is_not_followed(pictures: Path) -> None:
+    (pictures / ".flashback").mkdir()
+    (pictures / ".flashback" / ".lock").symlink_to(pictures / "elsewhere")
+    with pytest.raises(FlashbackError, match=r"cannot write decoded images to .*\.flashback \("):
+        load_benchmark(pictures, sizes=[6])
+    assert not (pictures / "elsewhere").exists()
+
+
+def test_a_file_system_without_locks(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(decoding.fcntl, "flock", refuse)
+    assert len(load_benchmark(pictures, sizes=[6]).tasks[0].train) == CLASSES * TRAIN
+
+
+# ---------------------------------------------------------------- room
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_room_is_reserved_and_not_guessed(pictures: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Two thirds fit; those stay, and the sentence names what the rest of the task needs."""
+    reserved: list[int] = []
+
+    def reserve(file: int, start: int, size: int) -> None:
+        reserved.append(size)
+        if len(reserved) > 4:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(decoding.os, "posix_fallocate", reserve, raising=False)
+    with pytest.raises(FlashbackError, match=r"^decoding needs 0.0 GiB in .*\.flashback; free some space there$"):
+        load_benchmark(pictures, sizes=[6])
+    assert list(cached(pictures).values()) == reserved[:4]
+    assert not list((pictures / ".flashback").glob("*.part"))
+
+
+@pytest.mark.parametrize("given", [None, errno.EOPNOTSUPP, errno.EINVAL])
+def test_without_a_way_to_reserve_room_the_free_space_is_asked(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch, given: int | None
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(given, "cannot")
+
+    if given is None:
+        monkeypatch.delattr(decoding.os, "posix_fallocate", raising=False)
+    else:
+        monkeypatch.setattr(decoding.os, "posix_fallocate", refuse, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
+        with pytest.raises(FlashbackError, match=r"^decoding needs 0.0 GiB in .*; free some space there$"):
+            load_benchmark(pictures, sizes=[6])
+    assert len(load_benchmark(pictures, sizes=[6]).tasks[0].train) == CLASSES * TRAIN
+
+
+# ---------------------------------------------------------------- a tensor over many files
+
+
+@pytest.fixture
+def both() -> tuple[MappedImages, torch.Tensor]:
+    array = np.random.default_rng(0).integers(0, 256, (10, 3, 4, 4), np.uint8)
+    return MappedImages(list(array), (3, 4, 4)), torch.from_numpy(array)
+
+
+ROWS = torch.tensor([3, 1, -1, 1])
+NO_MOVE = "to where it is"
+USES: dict[str, tuple[Callable[[torch.Tensor], object], int]] = {  # and how many images it reads
+    "length": (len, 0),
+    "bytes": (lambda x: x.nbytes, 0),
+    "shape": (lambda x: (x.shape, x.dtype, x.device, x.is_contiguous()), 0),
+    "slice": (lambda x: x[2:5].shape, 0),
+    "pieces": (lambda x: [piece.shape for piece in torch.split(x, 4)], 0),
+    NO_MOVE: (lambda x: x.to("cpu").cpu().contiguous().detach().shape, 0),
+    "one": (lambda x: x[-1], 1),
+    "one value": (lambda x: x[4, 2, 1, 1].item(), 1),
+    "rows": (lambda x: x[ROWS], 4),
+    "a list": (lambda x: x[[1, 2]], 2),
+    "no rows": (lambda x: x[ROWS[:0]], 0),
+    "a mask": (lambda x: x[torch.arange(10) > 5], 4),
+    "index_select": (lambda x: torch.index_select(x, 0, ROWS.abs()), 4),
+    "every third": (lambda x: x[::3].float(), 4),
+    "one piece": (lambda x: torch.split(x, 4)[2] + 1, 2),
+    "part of a part": (lambda x: x[2:8][1:3].clone(), 2),
+    "corner of a part": (lambda x: x[2:4, :, 1:3, 1], 2),
+    "into another": (lambda x: torch.zeros(3, 3, 4, 4, dtype=torch.uint8).copy_(x[:3]), 3),
+    "walked through": (lambda x: torch.stack(list(x)), 10),
+    "all": (lambda x: x.float().mean(), 10),
+    "one channel": (lambda x: x[:, 1], 10),
+    "rows and channels": (lambda x: x[ROWS, torch.tensor([0, 1, 2, 0])], 10),
+    "joined": (lambda x: torch.cat([x, torch.ones(1, 3, 4, 4, dtype=torch.uint8)]), 10),
+    "list": (lambda x: x.tolist(), 10),
+    "array": (lambda x: torch.from_numpy(np.asarray(x)), 10),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("use", USES)
+def test_it_is_used_as_a_tensor_and_reads_what_it_must(
+    both: tuple[MappedImages, torch.Tensor], use: str, inference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act, needed = USES[use]
+    read, rows_read = mapped._read, list[int]()
+    monkeypatch.setattr(mapped, "_read", lambda x, rows: rows_read.extend(rows) or read(x, rows))
+    with torch.inference_mode(inference):
+        found, expected = (act(x) for x in both)
+    assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected
+    assert type(found) is type(expected)
+    assert len(rows_read) == needed or (inference and use == NO_MOVE)  # there `to` is not looked into
+
+
+def test_it_is_copied_and_saved(both: tuple[MappedImages, torch.Tensor]) -> None:
+    x, expected = both
+    assert torch.equal(copy.deepcopy({"x": x})["x"], expected)
+    stream = io.BytesIO()
+    torch.save(x, stream)
+    stream.seek(0)
+    assert torch.equal(torch.load(stream, weights_only=True), expected)
+    assert repr(x) == "MappedImages([10, 3, 4, 4])"
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x.zero_(), lambda x: x.__setitem__(0, 1), lambda x: x[2:4].add_(1), lambda x: x[2:4].fill_(0)]
+)
+def test_it_cannot_be_changed(both: tuple[MappedImages, torch.Tensor], change: Callable[[torch.Tensor], None]) -> None:
+    x, expected = both
+    with pytest.raises(FlashbackError, match=r"mapped from files and stay as they are; change a copy of them"):
+        change(x)
+    assert torch.equal(x, expected)
+
+
+def test_rows_outside_are_refused(both: tuple[MappedImages, torch.Tensor]) -> None:
+    for x in both:
+        with pytest.raises(IndexError):
+            x[torch.tensor([10])]
+        with pytest.raises(IndexError):
+            x[torch.ones(9, dtype=torch.bool)]
+
+
+def test_the_checksum_is_that_of_the_listing(pictures: Path) -> None:
+    """Names and sizes of all files, training images first: the same for every order and split."""
+    files = [path for part in ("train", "test") for path in sorted((pictures / part).rglob("*.png"))]
+    lines = "".join(f"{path.relative_to(pictures).as_posix()}\t{path.stat().st_size}\t\n" for path in files)
+    for split in SPLITS:
+        assert load_benchmark(pictures, **split).checksum == hashlib.sha256(lines.encode()).hexdigest()
