@@ -7,11 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import second_task
 import torch
 import torch.nn.functional as F
+from second_task import batch_of, moved, some_steps, state_of
 
 from flashback import FlashbackError, Trainer
-from flashback.batches import Batch
 from flashback.knowledge import soft_cross_entropy
 from flashback.memory import herd
 from flashback.nets import Concatenation, EnergyNet, EnergyOutput, Fusion, LinearHead, Output
@@ -19,49 +20,11 @@ from flashback.nets.small import SmallCNN
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
 BOTH = ["beef", "beef-compress"]
-SMALL = {"host__memory_size": 21, "training__momentum": 0.9, "training__weight_decay": 0.01, "host__energy": 0.1}
+SMALL = {**second_task.SMALL, "host__energy": 0.1}
 
 
-def state_of(module):
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
-
-
-def moved(before, module):
-    after = module.state_dict()
-    assert before.keys() == after.keys()
-    return {name for name in before if not torch.equal(before[name], after[name])}
-
-
-def batch_of(images, host):
-    return Batch(host.views.plain(images.x), images.y, images.x, torch.full_like(images.y, -1))
-
-
-def in_second_task(name="beef", stages=1, flashback=False, benchmark=None, **settings):
-    """A method that has learned the first task and begun so many stages of the second."""
-    benchmark = benchmark or tiny_benchmark()
-    method = (quick_flashback if flashback else quick_host)(name, benchmark, **{**SMALL, **settings})
-    trainer = Trainer(method, benchmark)
-    trainer.run_task(benchmark.tasks[0])
-    method.enter(benchmark.tasks[1])
-    for stage in method.stages()[:stages]:
-        trainer.allocate(stage)
-        stage.begin()
-        method.host.train()
-    return SimpleNamespace(method=method, host=method.host, trainer=trainer, benchmark=benchmark)
-
-
-def some_steps(run, stage, steps=3):
-    """So many steps of plain SGD on a stage."""
-    stream = stage.stream()
-    run.host.train()
-    for k in range(steps):
-        raw, labels = stream.images[k::steps], stream.labels[k::steps]
-        parameters = stage.parameters()
-        loss = sum(stage.losses(stage.forward(batch_of(SimpleNamespace(x=raw, y=labels), run.host))).values())
-        slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, slope in zip(parameters, slopes, strict=True):
-            if slope is not None:
-                parameter.data -= 0.05 * slope
+def in_second_task(name="beef", **given):
+    return second_task.in_second_task(name, **{**SMALL, **given})
 
 
 def structure_of(name, sizes, task):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
+import second_task
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from second_task import SMALL, batch_of, moved, some_steps, state_of
 
 from flashback import FlashbackError, Trainer
-from flashback.batches import Batch
 from flashback.hosts.expanding import balanced_distillation, class_weights
 from flashback.hosts.foster import FosterSettings
 from flashback.knowledge import Support, soft_cross_entropy
@@ -22,46 +23,12 @@ from flashback.nets import Boosted, GrowingNet, build_backbone
 from flashback.training.evaluation import evaluate
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
-SMALL = {"host__memory_size": 21, "training__momentum": 0.9, "training__weight_decay": 0.01}
-
-
-def state_of(module):
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
-
 
 def unchanged(before, module):
-    after = module.state_dict()
-    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    return not moved(before, module)
 
 
-def batch_of(images, host):
-    return Batch(host.views.plain(images.x), images.y, images.x, torch.full_like(images.y, -1))
-
-
-def in_second_task(stages=1, flashback=False, benchmark=None, **settings):
-    """A method that has learned the first task and begun so many stages of the second."""
-    benchmark = benchmark or tiny_benchmark()
-    method = (quick_flashback if flashback else quick_host)("foster", benchmark, **{**SMALL, **settings})
-    trainer = Trainer(method, benchmark)
-    trainer.run_task(benchmark.tasks[0])
-    method.enter(benchmark.tasks[1])
-    for stage in method.stages()[:stages]:
-        trainer.allocate(stage)
-        stage.begin()
-        method.host.train()
-    return SimpleNamespace(method=method, host=method.host, trainer=trainer, benchmark=benchmark)
-
-
-def some_steps(run, stage, steps=3):
-    """So many steps of plain SGD on a stage."""
-    images = run.benchmark.tasks[1].train
-    run.host.train()
-    for k in range(steps):
-        part = SimpleNamespace(x=images.x[k::steps], y=images.y[k::steps])
-        parameters = stage.parameters()
-        loss = sum(stage.losses(stage.forward(batch_of(part, run.host))).values())
-        for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.data -= 0.05 * slope
+in_second_task = partial(second_task.in_second_task, "foster")
 
 
 # ---------------------------------------------------------------- class weights
