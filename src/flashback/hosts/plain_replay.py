@@ -23,9 +23,10 @@ class PlainReplaySettings(ExemplarSettings):
 
 @HOSTS.register("replay")
 class PlainReplay(ExemplarHost):
-    """The exemplars are the stable knowledge, without a distance to them: their labels say all that is kept.
+    """Cross-entropy on new images and exemplars alike, and nothing else against forgetting.
 
-    Plastic knowledge are the primary model's answers to them (Eq. 10), met again with a squared error (Eq. 21).
+    The exemplars are the stable knowledge, without a distance to them: their labels say all that is kept. Plastic
+    knowledge are the primary model's answers to them (Eq. 10), met again with a squared error (Eq. 21).
     """
 
     Settings = PlainReplaySettings
