@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,6 +170,26 @@ def test_an_edited_file_is_run_again(workplace: Path, edited: str, text: str) ->
         assert "edited-net" not in NETS or NETS["edited-net"] is not net
         weight = sys.modules["weights_of_mine"].WEIGHT
         assert weight == (2.0 if edited == "weights_of_mine.py" else 0.5)
+
+
+def test_a_run_is_continued_and_loaded_with_the_file_of_its_host(workplace: Path) -> None:
+    class Stop(Exception):  # noqa: N818 - not an error
+        pass
+
+    def stop(event: Mapping[str, Any]) -> None:
+        if event["event"] == "evaluation":
+            raise Stop
+
+    with forgetting(HOSTS):
+        find_hosts(workplace / "own.py")
+        with pytest.raises(Stop):
+            fb.run(fb.configure("own", flashback=True, settings=SMALL), out="out", device="cpu", observers=[stop])
+    for continued in (fb.resume, fb.load_trained):
+        forget_modules(workplace)
+        with forgetting(HOSTS):
+            with pytest.raises(FlashbackError, match="unknown host 'own'"):
+                continued("out", device="cpu")
+            continued("out", device="cpu", host_file=workplace / "own.py")
 
 
 def test_a_script_may_be_the_file_of_its_own_hosts(workplace: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_host_without_knowledge_is_asked_for_less() -> None:
 @pytest.mark.parametrize(
     ("host", "words", "said"),
     [
-        ("CountsSteps", ("Stopped at any moment", "back where the task began"), "belongs into its state_dict"),
+        ("CountsSteps", ("Stopped at any moment", "back where the task began"), "belongs in its state_dict"),
         ("ThrowsDice", ("A seed decides",), "draw from self.generator"),
         (
             "LooksAway",

@@ -40,7 +40,7 @@ def load_benchmark(
 ) -> Benchmark:
     """A named benchmark, or with the `sizes` of its tasks: the path of an .npz or of a folder of images, or a mapping.
 
-    A mapping has the arrays or tensors of an .npz: x_train, y_train, x_test, y_test, and class_names if it likes.
+    A mapping has the arrays or tensors of an .npz: x_train, y_train, x_test, y_test, and optionally class_names.
     A path that is not there is looked for in the data folder too. `seed` draws the validation images, and the class
     order where `order` is "seed".
     `validation` cuts that fraction of each class's training images (seeded) and tests on them, never on the test set.

@@ -50,7 +50,7 @@ def show(
     find_hosts(host_file)
     given = parse_settings(settings, {"--benchmark": benchmark, "--recipe": recipe, "--flashback": flashback or None})
     if host not in HOSTS and (folder := folder_of(host)) is not None:
-        within(not given, f"the run in {folder} has its settings already; leave the options away")
+        within(not given, f"the run in {folder} has its settings already; leave out the options")
         show_folder(folder)
         return
     config = configure(host, flashback=False, settings=given, data=data)

@@ -68,7 +68,7 @@ def bench(
 ) -> int:
     """How fast is training on this machine?
 
-    With --out every figure is kept as it comes. The same folder is gone on with: what is there is not measured again.
+    With --out every figure is kept as it comes. The same folder is continued: what is there is not measured again.
     """
     if read is not None:
         within(read.suffix == ".json", f"--read takes the .json file of a bench, not {read}")

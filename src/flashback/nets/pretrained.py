@@ -20,7 +20,7 @@ class TimmBackbone(Backbone):
     def __init__(self, model: Any, class_token: bool) -> None:
         super().__init__()
         if class_token and getattr(model, "cls_token", None) is None:
-            raise FlashbackError("this timm model has no class token; leave ':cls' away to average its outputs")
+            raise FlashbackError("this timm model has no class token; leave out ':cls' to average its outputs")
         self.model = model
         self.width = model.num_features
         self.size = tuple(model.pretrained_cfg["input_size"][-2:])

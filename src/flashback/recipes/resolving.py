@@ -79,7 +79,7 @@ def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict
     if kind.endswith((".yaml", ".yml")):
         return own_recipe_values(host, benchmark, Path(kind), flashback)
     known = f"{', '.join(KINDS)}, or {DEFAULTS}"
-    within(kind in KINDS, f"--recipe is one of {known}, or a recipe file of your own, not '{kind}'")
+    within(kind in KINDS, f"recipe (--recipe) is one of {known}, or a recipe file of your own, not '{kind}'")
     recipe = find_recipe(host, benchmark, kind)
     if recipe is None:
         others = sorted({r.benchmark for r in list_recipes() if (r.host, r.kind) == (host, kind)})

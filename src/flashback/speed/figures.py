@@ -22,7 +22,7 @@ Cache = Literal["own", "cold", "warm"]  # of compiled code: the machine's, a new
 MODES: tuple[Mode, ...] = get_args(Mode)
 FILE = "bench.json"
 LONGEST_REASON = 300  # letters; compilers say pages
-SURROUNDINGS = ("device", "precision", "versions", "size")  # figures of others do not belong into one file
+SURROUNDINGS = ("device", "precision", "versions", "size")  # figures of others do not belong in one file
 
 
 @dataclass(frozen=True)

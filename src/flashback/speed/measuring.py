@@ -109,7 +109,7 @@ def bench(
     """Measure how fast training is here; `show` gets a line for each figure as it comes.
 
     With `out`, figures go into bench.json there one by one, and at last into bench.md and bench.png. A folder with
-    figures of the same device, precision and versions is gone on with: only what is missing or failed is measured.
+    figures of the same device, precision and versions is continued: only what is missing or failed is measured.
     """
     find_hosts(host_file)
     choice, target = choice or Choice(), select_device(device)

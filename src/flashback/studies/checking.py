@@ -227,7 +227,7 @@ def repeats(trial: Trial) -> None:
 
 
 def resumes(trial: Trial) -> None:
-    """Stopped at any moment and gone on with, it ends as if nobody had stopped it"""
+    """Stopped at any moment and continued, it ends as if nobody had stopped it"""
     keeper = Moments([], lambda at: at.step in (0, 1))  # every transition, and inside every epoch
     if differing := trial.train(trial.config(trial.flashback), keeper).differs_from(trial.whole):
         raise Broken(f"being saved changes it ({differing})")
@@ -235,7 +235,7 @@ def resumes(trial: Trial) -> None:
         if differing := trial.train(trial.config(trial.flashback), state=state).differs_from(trial.whole):
             raise Broken(
                 f"stopped {place_in_run(state)}, it ends with other values ({differing}); what it remembers between "
-                "steps belongs into its state_dict (parameters and buffers)"
+                "steps belongs in its state_dict (parameters and buffers)"
             )
 
 
@@ -257,7 +257,7 @@ def goes_back(trial: Trial) -> None:
     restarted = trial.train(trial.config(True, flashback__alpha=0.0, training__epochs=3, flashback__epochs=1))
     shorter = trial.train(trial.config(training__first_epochs=3, training__epochs=2))
     if differing := restarted.differs_from(shorter):
-        raise Broken(f"something of phase 1 is left ({differing}); what steps change belongs into its state_dict")
+        raise Broken(f"something of phase 1 is left ({differing}); what steps change belongs in its state_dict")
 
 
 def is_held(trial: Trial) -> None:

@@ -62,7 +62,7 @@ def tune(
     The host alone runs too: a choice that does not reach it is no gain.
     """
     optuna = needed_optuna()
-    within(trials >= 1, f"--trials is at least 1, not {trials}")
+    within(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
     own = dotted(settings or {})
     check_free(own, "tuning")
     for key in CHOSEN:

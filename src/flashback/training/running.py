@@ -13,6 +13,7 @@ from flashback.benchmarks.recorded import recorded_benchmark
 from flashback.config import RunConfig, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host
+from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.plugin import Flashback
 from flashback.recipes import comparable, config_from_dict
 from flashback.records import RunFolder, is_finished, read_config
@@ -156,20 +157,28 @@ def _run_in_folder(
     return result
 
 
-def resume(path: str | Path, **options: Any) -> TrainingResult:
-    """Go on with the unfinished run of a folder, by what the folder holds alone."""
+def resume(path: str | Path, *, host_file: HostFiles = None, **options: Any) -> TrainingResult:
+    """Continue the unfinished run of a folder, by what the folder holds alone; options are those of `run`."""
+    find_hosts(host_file)
     within(not Path(path).is_file(), f"{path} is a file; give the folder of the run, {Path(path).parent}")
     config = config_from_dict(read_config(Path(path)))
     within(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to go on with")
     return run(config, out=path, **options)
 
 
-def load_trained(folder: str | Path, data: str | Path | None = None, device: str | torch.device = "auto") -> Host:
+def load_trained(
+    folder: str | Path,
+    data: str | Path | None = None,
+    device: str | torch.device = "auto",
+    *,
+    host_file: HostFiles = None,
+) -> Host:
     """The host of a finished run as it was at the end, in evaluation mode, from the run's folder alone.
 
     The data are opened when images of `host.benchmark` are looked at. Those of one's own that are no longer where they
     were are looked for in the folder `data`.
     """
+    find_hosts(host_file)
     path, target = Path(folder), select_device(device)
     config, record = config_from_dict(read_config(path)), RunFolder(path).read_run()
 
@@ -184,7 +193,9 @@ def load_trained(folder: str | Path, data: str | Path | None = None, device: str
         trainer = Trainer(build_method(config, benchmark, target), benchmark)
         state = Checkpoints(path / "checkpoint", config.checkpoint).load()
         if state is None or state.values["position"]["task"] < len(benchmark.tasks):
-            raise FlashbackError(f"{path} does not hold a finished run with its checkpoint; train it again with --out")
+            raise FlashbackError(
+                f"{path} does not hold a finished run with its checkpoint; train it again, into a folder (out, --out)"
+            )
         trainer.resume(state)
     return trainer.host.eval()
 

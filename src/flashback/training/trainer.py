@@ -252,7 +252,7 @@ class Trainer:
     # ------------------------------------------------------------ small parts
 
     def take_host(self) -> None:
-        """A host that another trainer has changed is refused; one's own is gone on with."""
+        """A host that another trainer has changed is refused; one's own is continued."""
         if not self._began:
             self.host.check_untrained()
         self._began = self.host.trained = True
