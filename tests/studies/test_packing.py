@@ -354,7 +354,9 @@ def test_several_runs_on_a_gpu_are_packed_unless_told_otherwise(
 ) -> None:
     ways = []
     place = jobs_module.Place(None, device, None)
-    planned = [jobs_module.Job("host", seed, {}, tmp_path / str(seed), place) for seed in range(runs)]
+    planned = [
+        jobs_module.Job("host", seed, {"host": {"name": "icarl"}}, tmp_path / str(seed), place) for seed in range(runs)
+    ]
     monkeypatch.setattr(jobs_module, "attempt", lambda job, observer: ways.append("alone"))
     monkeypatch.setattr(
         jobs_module, "run_packed", lambda jobs, count, watch: {j.name: ways.append("packed") for j in jobs}
@@ -365,7 +367,8 @@ def test_several_runs_on_a_gpu_are_packed_unless_told_otherwise(
 
 def made_jobs(folder: Path, *names: str) -> list[jobs_module.Job]:
     place = jobs_module.Place(None, "cuda", None)
-    return [jobs_module.Job("host", 0, {}, folder / name, place, name) for name in names]
+    config = {"host": {"name": "icarl"}}
+    return [jobs_module.Job("host", 0, config, folder / name, place, name) for name in names]
 
 
 def test_a_run_that_found_too_little_memory_beside_others_runs_again_alone(
@@ -404,6 +407,7 @@ def test_what_a_failure_left_goes_with_the_next_success(monkeypatch: pytest.Monk
 def test_a_host_of_a_notebook_is_not_sent_to_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [replace(job, config={"host": {"name": "mine"}}) for job in made_jobs(tmp_path, "one", "two")]
     monkeypatch.setitem(HOSTS._entries, "mine", type("Mine", (HOSTS["icarl"],), {"__module__": "__main__"}))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
     jobs_module.check_reachable(jobs)  # a script is read again by every process
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
     with pytest.raises(FlashbackError, match=r"^mine is made in this session alone, .* \(host_file\), or run one at"):

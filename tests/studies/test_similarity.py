@@ -85,8 +85,11 @@ def test_values_agree_with_the_direct_computation(runs: dict[str, Path]) -> None
     for name in ("host", "joint"):
         host = load_trained(runs[name], device="cpu").eval()
         images = host.benchmark.tasks[-1].test.x
-        with torch.no_grad(), recorded(layers_of(host)) as layers:
-            host.scores(host.views.plain(images))
+        layers = {}
+        for layer, module in layers_of(host).items():
+            with torch.no_grad(), recorded(module) as seen:
+                host.scores(host.views.plain(images))
+            layers[layer] = seen[-1]
         outputs.append(layers)
     direct = [linear_cka(outputs[0][layer], outputs[1][layer]) for layer in found["layers"]]
     assert found["new"]["host"] == pytest.approx(direct)

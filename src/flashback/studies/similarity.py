@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,32 +123,36 @@ def layers_of(host: Host) -> Mapping[str, nn.Module]:
 
 
 def layer_similarity(model: Host, anchor: Host, sets: Sequence[Images]) -> list[float]:
-    """CKA of every layer with the same layer of the anchor, exactly, over all images."""
+    """CKA of every layer with the same layer of the anchor, exactly, over all images.
+
+    One layer after the other: the features of all images are large, a pass over test images is short.
+    """
     mine, theirs = layers_of(model), layers_of(anchor)
     if mine.keys() != theirs.keys():
         raise FlashbackError("the runs have different networks; CKA compares the same layers")
-    streams = {name: LinearCKA() for name in mine}
-    with evaluation_mode(model), evaluation_mode(anchor), recorded(mine) as x, recorded(theirs) as y:
+    with evaluation_mode(model), evaluation_mode(anchor):
+        return [similarity_of(model, anchor, mine[name], theirs[name], sets) for name in mine]
+
+
+def similarity_of(
+    model: Host, anchor: Host, own_layer: nn.Module, same_layer: nn.Module, sets: Sequence[Images]
+) -> float:
+    stream = LinearCKA()
+    with recorded(own_layer) as x, recorded(same_layer) as y:
         for images in sets:
             for raw in torch.split(images.x, anchor.config.training.evaluation_batch):
                 for host in (model, anchor):
                     host.scores(host.views.plain(raw.to(host.device)))
-                for name, stream in streams.items():
-                    stream.update(x[name], y[name])
-    return [stream.value() for stream in streams.values()]
+                stream.update(x[-1], y[-1])
+    return stream.value()
 
 
 @contextmanager
-def recorded(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """What the layers put out in the latest pass, by name."""
-    outputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Any:
-        return lambda module, inputs, output: outputs.__setitem__(name, output)
-
-    hooks = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
+def recorded(layer: nn.Module) -> Iterator[deque[Tensor]]:
+    """What a layer put out in the latest pass."""
+    outputs: deque[Tensor] = deque(maxlen=1)
+    hook = layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
         yield outputs
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
