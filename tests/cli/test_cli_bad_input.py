@@ -54,7 +54,6 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --set benchmark.sizes=3", ["10 classes make no equal tasks of 3; give a size among 1, 2, 5, 10"]),
         ("run icarl --set benchmark.sizes=2.5", ["a list such as [4, 3, 3], a number such as 2", "not 2.5\n"]),
         ("run icarl --set benchmark.sizes=5by2", ["a text such as 5x2 or 50+5x10, not '5by2'"]),
-        ("run icarl --set seed=1 --set seed=2", ["--set seed is given twice, with different values"]),
         ("run icarl --set benchmark.sizes=4x2", ["sum to 8", "10 classes"]),
         ("run icarl --benchmark missing.npz --set benchmark.sizes=2", ["there is no file missing.npz"]),
         ("run icarl --set training.views=[none,crop]", ["none stands alone; write none, or [],"]),

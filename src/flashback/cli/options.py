@@ -46,10 +46,7 @@ STANDS_FOR = {  # options that have a setting of their own
 
 def parse_settings(assignments: list[str] | None, options: dict[str, Any]) -> dict[str, Any]:
     """What --set says, and the options that stand for settings; where one is given twice, both have to agree."""
-    pairs = [parse_assignment(assignment) for assignment in assignments or []]
-    own = dict(pairs)
-    for key, value in pairs:
-        within(own[key] == value, f"--set {key} is given twice, with different values; give it once")
+    own = dict(map(parse_assignment, assignments or []))  # of one given twice the last counts, as for any option
     set_so, given = dotted(own), {name: value for name, value in options.items() if value is not None}
     for option, value in given.items():
         key = STANDS_FOR[option]
