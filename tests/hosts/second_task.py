@@ -10,7 +10,15 @@ from later_tasks import in_later_task, state_of
 
 from flashback.batches import Batch
 
-__all__ = ["SMALL", "batch_of", "in_second_task", "moved", "some_steps", "state_of"]
+__all__ = [
+    "SMALL",
+    "batch_of",
+    "check_same_logits_after_flashback",
+    "in_second_task",
+    "moved",
+    "some_steps",
+    "state_of",
+]
 SMALL = {"host__memory_size": 21, "training__momentum": 0.9, "training__weight_decay": 0.01}
 
 
@@ -37,3 +45,22 @@ def some_steps(run, stage, steps=3):
         for parameter, slope in zip(parameters, slopes, strict=True):
             if slope is not None:
                 parameter.data -= 0.05 * slope
+
+
+def check_same_logits_after_flashback(run):
+    """Of a host with frozen modules: phase 2 starts with the bits that phase 1 did, and knows what that led to."""
+    x = run.host.views.plain(run.benchmark.tasks[1].test.x)
+    run.host.eval()
+    before = run.host.expanded()(x)
+    phase_1, phase_2, *_ = run.method.stages()
+    some_steps(run, phase_1)
+    run.host.eval()
+    primary = run.host.expanded()(x)
+    assert not torch.equal(primary.logits, before.logits)
+    run.trainer.allocate(phase_2)
+    phase_2.begin()
+    run.host.eval()
+    after = run.host.expanded()(x)
+    assert torch.equal(after.logits, before.logits)
+    assert torch.equal(after.enhanced, before.enhanced)
+    assert torch.equal(run.method.plastic.logits(after.old, x), primary.logits)

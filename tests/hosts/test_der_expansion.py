@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from second_task import SMALL, batch_of, in_second_task, moved, some_steps, state_of
+from second_task import SMALL, batch_of, check_same_logits_after_flashback, in_second_task, moved, some_steps, state_of
 
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
@@ -209,22 +209,7 @@ def test_bytes_of_knowledge():
 
 
 def test_flashback_returns_to_the_same_logits_bit_for_bit():
-    run = in_second_task(NAME, flashback=True)
-    x = run.host.views.plain(run.benchmark.tasks[1].test.x)
-    run.host.eval()
-    before = run.host.expanded()(x)
-    phase_1, phase_2 = run.method.stages()
-    some_steps(run, phase_1)
-    run.host.eval()
-    primary = run.host.expanded()(x)
-    assert not torch.equal(primary.logits, before.logits)
-    run.trainer.allocate(phase_2)
-    phase_2.begin()
-    run.host.eval()
-    after = run.host.expanded()(x)
-    assert torch.equal(after.logits, before.logits)
-    assert torch.equal(after.enhanced, before.enhanced)
-    assert torch.equal(run.method.plastic.logits(after.old, x), primary.logits)
+    check_same_logits_after_flashback(in_second_task(NAME, flashback=True))
 
 
 # ---------------------------------------------------------------- memory and evaluation

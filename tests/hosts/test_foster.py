@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from second_task import SMALL, batch_of, moved, some_steps, state_of
+from second_task import SMALL, batch_of, check_same_logits_after_flashback, moved, some_steps, state_of
 
 from flashback import FlashbackError, Trainer
 from flashback.hosts.expanding import balanced_distillation, class_weights
@@ -288,22 +288,7 @@ def test_plastic_knowledge_is_the_module_and_its_head_and_no_larger_than_the_sta
 
 
 def test_flashback_returns_to_the_same_logits_bit_for_bit():
-    run = in_second_task(flashback=True)
-    x = run.host.views.plain(run.benchmark.tasks[1].test.x)
-    run.host.eval()
-    before = run.host.expanded()(x)
-    phase_1, phase_2, _ = run.method.stages()
-    some_steps(run, phase_1)
-    run.host.eval()
-    primary = run.host.expanded()(x)
-    assert not torch.equal(primary.logits, before.logits)
-    run.trainer.allocate(phase_2)
-    phase_2.begin()
-    run.host.eval()
-    after = run.host.expanded()(x)
-    assert torch.equal(after.logits, before.logits)
-    assert torch.equal(after.enhanced, before.enhanced)
-    assert torch.equal(run.method.plastic.logits(after.old, x), primary.logits)
+    check_same_logits_after_flashback(in_second_task(flashback=True))
 
 
 # ---------------------------------------------------------------- memory and evaluation
