@@ -65,6 +65,23 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search("tiny +Two convolutions and the mean over space", capsys.readouterr().out)
 
 
+def test_settings_are_known_to_a_type_checker() -> None:
+    """`Settings = LogitAnchorSettings` is all that says what `self.settings` holds."""
+    mypy = pytest.importorskip("mypy.api")
+    code = blocks("python")[0]
+    use = "weight=self.settings.strength)"
+    assert code.count(use) == 2
+    Path("misspelt.py").write_text(code.replace(use, "weight=self.settings.strenght)", 1))
+    root = Path(__file__).parent.parent
+    options = [f"--config-file={root / 'pyproject.toml'}", "--cache-dir=cache", "--no-color-output"]
+    with pytest.MonkeyPatch.context() as around:
+        around.setenv("MYPYPATH", str(root / "src"))
+        said, _, _ = mypy.run([*options, "logit_anchor.py", "misspelt.py"])
+    errors = [line for line in said.splitlines() if ": error: " in line]
+    assert len(errors) == 1, said
+    assert re.fullmatch(r'misspelt\.py:\d+: error: "LogitAnchorSettings" has no attribute "strenght".*', errors[0])
+
+
 def test_changed_code_is_not_taken_for_the_same_method(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--set", "benchmark.tasks=2", "--set", "training.epochs=1", "--set", "flashback.second_epochs=1"]
     command = ["compare", "logit-anchor", "--host-file", "logit_anchor.py", "--seeds", "1", "--out", "runs/a", *small]

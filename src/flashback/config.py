@@ -42,10 +42,13 @@ class TrainingConfig:
     epochs: int = 10  # E, the epochs of a host's main stage
     first_epochs: int | None = None  # epochs of the first task; None: the same E
     batch_size: int = 32
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.03
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
+    momentum: float = 0.0  # of sgd
+    weight_decay: float = 0.0  # added to the gradient; adamw takes it from the weights instead
+    nesterov: bool = False  # of sgd
+    betas: tuple[float, ...] = (0.9, 0.999)  # of adam and adamw: decay of the means of gradients and of their squares
+    eps: float = 1e-8  # of adam and adamw: keeps the divisor of an update from 0
     schedule: Literal["none", "step", "cosine"] = "step"
     first_schedule: Literal["none", "step", "cosine"] | None = None  # of the first task; None: the same
     milestones: tuple[float, ...] = (0.7, 0.9)  # shares of a stage's epochs at which "step" lowers the rate
@@ -62,11 +65,30 @@ class TrainingConfig:
         within(self.lr > 0, f"training.lr is above 0, not {self.lr}")
         within(0 <= self.momentum < 1, f"training.momentum lies in [0, 1), not {self.momentum}")
         within(self.weight_decay >= 0, f"training.weight_decay is not negative, not {self.weight_decay}")
-        within(not self.nesterov or self.momentum > 0, "training.nesterov needs training.momentum above 0")
+        self.check_optimiser()
         within("none" not in self.views, "training.views: none stands alone; write none, or [], for no augmentation")
         within(all(0 < m <= 1 for m in self.milestones), "training.milestones are shares of the epochs in (0, 1]")
         within(self.gamma > 0, f"training.gamma is above 0, not {self.gamma}")
         within(self.image_size is None or self.image_size >= 1, "training.image_size is at least 1")
+
+    def check_optimiser(self) -> None:
+        """Refuse also what the optimiser would ignore: whoever gives it expects it to act."""
+        pair = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        within(pair, f"training.betas are two numbers in [0, 1), not {shown(list(self.betas))}")
+        within(self.eps > 0, f"training.eps is above 0, not {self.eps}")
+        if self.optimiser == "sgd":
+            within(not self.nesterov or self.momentum > 0, "training.nesterov needs training.momentum above 0")
+            within(
+                (self.betas, self.eps) == (TrainingConfig.betas, TrainingConfig.eps),
+                "training.betas and training.eps do nothing with sgd; leave them out, or choose another "
+                "training.optimiser",
+            )
+        else:
+            within(
+                not self.momentum and not self.nesterov,
+                f"training.momentum and training.nesterov do nothing with {self.optimiser}; set training.momentum=0 "
+                "and training.nesterov=false",
+            )
 
 
 @dataclass(frozen=True)

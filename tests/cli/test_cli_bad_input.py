@@ -69,6 +69,12 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --set training.lr=nan", ["training.lr", "finite"]),
         ("run icarl --set training.nesterov=maybe", ["training.nesterov", "true or false"]),
         ("run icarl --set training.schedule=steps", ["none, step, cosine"]),
+        ("run icarl --set training.optimiser=Adam", ["sgd, adam, adamw", "'Adam'"]),
+        (
+            "run icarl --set training.optimiser=adam --set training.momentum=0.9",
+            ["training.momentum and training.nesterov do nothing with adam; set training.momentum=0 and"],
+        ),
+        ("run icarl --set training.eps=1e-6", ["training.betas and training.eps do nothing with sgd"]),
         ("run icarl --set training.milestones=0.5", ["training.milestones", "a list"]),
         ("run icarl --set training.lr=!!python/name:os.system", ["the value of training.lr", "not valid YAML"]),
         ("run icarl --flashback --set training.epochs=2 --set flashback.epochs=2", ["E1 = 2", "second_epochs"]),

@@ -141,6 +141,7 @@ def names_of(folder: Path) -> list[str]:
         ({"benchmark__validation": 0.1, "training__lr": 0.5}, " (validation 0.1, training.lr 0.5)"),
         ({"host__memory_size": 500, "training__epochs": 20}, " (20 epochs, host.memory_size 500)"),
         ({"training__milestones": None}, " (training.milestones null)"),
+        ({"training__optimiser": "adam"}, " (training.optimiser adam)"),
         (
             {"training__lr": 0.5, "training__momentum": 0.9, "training__gamma": 0.5, "training__weight_decay": 0.1,
              "training__batch_size": 8, "benchmark__tasks": 3},

@@ -292,7 +292,13 @@ def resolved_config(seed: int, flashback: bool, without: str = "", recipe: str =
     return config
 
 
-KEYS = ["host.columns", "benchmark.validation", "training.first_schedule", "flashback.alpha_schedule"]
+KEYS = [
+    "host.columns",
+    "benchmark.validation",
+    "training.first_schedule",
+    "training.optimiser",
+    "flashback.alpha_schedule",
+]
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -302,11 +302,13 @@ def test_records_from_another_machine_count_as_done(tmp_path: Path) -> None:
     assert began == []
 
 
-def test_a_record_without_a_setting_of_later_versions_counts_as_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["weight_decay", "optimiser"])
+def test_a_record_without_a_setting_of_later_versions_counts_as_done(tmp_path: Path, key: str) -> None:
     sweep = parse_sweep(QUICK + "hosts: [finetune]\narms: [host]", "made")
     run_sweep(sweep, tmp_path, device="cpu")
     (config,) = tmp_path.rglob("config.yaml")
-    older = re.sub(r"^  weight_decay: .*\n", "", config.read_text(), flags=re.MULTILINE)
+    older = re.sub(rf"^  {key}: .*\n", "", config.read_text(), flags=re.MULTILINE)
+    assert older != config.read_text()
     config.write_text(older)
     (job,) = plan(sweep, tmp_path, HERE)
     assert is_finished(job)

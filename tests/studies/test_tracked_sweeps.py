@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_trackers import FakeMlflow
 
 from flashback.errors import FlashbackError
 from flashback.studies.comparison import compare
@@ -24,13 +25,13 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What a made tracker was told: begin, values and end, with the folder of the run."""
     told: list[tuple[str, str]] = []
 
-    def made(config: Any, folder: Path) -> Tracker:
+    def made(config: Any, folder: Path, known: str | None) -> Tracker:
         told.append(("begin", folder.name))
         return Tracker(
-            lambda values, step: told.append(("values", folder.name)), lambda: told.append(("end", folder.name))
+            lambda values, step, when: told.append(("values", folder.name)), lambda: told.append(("end", folder.name))
         )
 
-    monkeypatch.setitem(trackers.TRACKERS, "made", made)
+    monkeypatch.setitem(trackers.OPENERS, "made", made)
     monkeypatch.setitem(sys.modules, "made", types.ModuleType("made"))
     return told
 
@@ -75,15 +76,10 @@ def test_a_tracker_that_is_not_there_is_refused_before_training(tmp_path: Path) 
 
 
 def test_mlflow_gives_every_run_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, Any]] = []
-    fake, address = types.ModuleType("mlflow"), [""]
-    fake.is_tracking_uri_set = lambda: bool(address[0])  # type: ignore[attr-defined]
-    for name in ("set_experiment", "start_run", "end_run", "log_params", "log_metrics"):
-        setattr(fake, name, lambda *given, _name=name, **_: calls.append((_name, given)))
-    fake.set_tracking_uri = lambda uri: address.__setitem__(0, uri) or calls.append(("uri", uri))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    fake = FakeMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", fake)  # type: ignore[arg-type]
     run_sweep(parse_sweep(SWEEP, "made"), tmp_path, device="cpu", track=["mlflow"])
-    stores = [uri for name, uri in calls if name == "uri" and uri]
+    stores = [given[0] for name, given in fake.calls if name == "set_tracking_uri" and given[0]]
     assert [Path(uri).parent.name for uri in stores] == ["seed-0", "seed-1"]
-    marks = [name for name, _ in calls if name in ("start_run", "end_run")]
+    marks = [name for name, _ in fake.calls if name in ("start_run", "end_run")]
     assert marks == ["start_run", "end_run"] * 2

@@ -1,13 +1,16 @@
-"""Trackers get every loss term and every accuracy; the ones that are not installed say so."""
+"""Trackers get every loss term and every accuracy once, a resumed run goes on in the same run of each tracker."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
-import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_trackers import Curves, FakeMlflow, FakeWandb
 
 import flashback as fb
 from flashback.errors import FlashbackError
@@ -15,17 +18,21 @@ from flashback.training import Trainer, build_method
 from flashback.training.trackers import tracking
 from helpers import quick_config, tiny_benchmark
 
+SETTINGS = {"training.epochs": 3, "training.batch_size": 500, "benchmark.tasks": 2}
 
-class FakeRun:
-    def __init__(self) -> None:
-        self.logged: list[tuple[int, dict[str, float]]] = []
-        self.finished = 0
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.logged.append((step, dict(values)))
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)  # type: ignore[arg-type]
+    return fake
 
-    def finish(self) -> None:
-        self.finished += 1
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> FakeMlflow:
+    fake = FakeMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", fake)  # type: ignore[arg-type]
+    return fake
 
 
 def train_with(tracker: str, folder: Path) -> dict[str, Any]:
@@ -35,20 +42,18 @@ def train_with(tracker: str, folder: Path) -> dict[str, Any]:
         return Trainer(build_method(config, benchmark, "cpu"), benchmark, observers).run().as_dict()
 
 
-def test_weights_and_biases_gets_losses_and_accuracies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, asked = FakeRun(), {}
-    fake = types.ModuleType("wandb")
-    fake.init = lambda **options: asked.update(options) or run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+def test_weights_and_biases_gets_losses_and_accuracies(tmp_path: Path, wandb: FakeWandb) -> None:
     result = train_with("wandb", tmp_path / "run")
+    (run,), (asked,) = wandb.runs.values(), wandb.asked
     assert run.finished == 1
+    assert run.step_metrics == {"*": "steps"}
     assert asked["config"]["flashback"]["enabled"] is True
-    names = {name for _, values in run.logged for name in values}
-    assert {"loss/task", "loss/stability", "loss/plasticity", "rate"} <= names
-    steps = [step for step, _ in run.logged]
+    curves = run.curves()
+    assert {"loss/task", "loss/stability", "loss/plasticity", "rate"} <= curves.keys()
+    steps = [row["steps"] for row in run.rows.values()]
     assert steps == sorted(steps)
-    last = run.logged[-1][1]
-    assert last["class_incremental/linear/average accuracy"] == pytest.approx(
+    assert steps[-1] == curves["rate"][-1][0]  # the last evaluation comes at the step of the last epoch
+    assert curves["class_incremental/linear/average accuracy"][-1][1] == pytest.approx(
         result["class_incremental"]["average_accuracy"]
     )
 
@@ -59,21 +64,15 @@ def test_tensorboard_writes_events(tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").glob("events*"))
 
 
-def test_mlflow_gets_parameters_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, Any]] = []
-    fake = types.ModuleType("mlflow")
-    fake.is_tracking_uri_set = lambda: False  # type: ignore[attr-defined]
-    for name in ("set_tracking_uri", "set_experiment", "start_run", "log_params", "log_metrics", "end_run"):
-        setattr(fake, name, lambda *a, _name=name, **k: calls.append((_name, (a, k))))
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
+def test_mlflow_gets_parameters_and_metrics(tmp_path: Path, mlflow: FakeMlflow) -> None:
     train_with("mlflow", tmp_path)
-    names = [name for name, _ in calls]
+    names = [name for name, _ in mlflow.calls]
     assert names.count("end_run") == 1
     assert names[-2:] == ["end_run", "set_tracking_uri"]  # the next run of this process has a folder of its own
-    given = dict(reversed(calls))
-    assert given["log_params"][0][0]["host.name"] == "lwf-mc"
-    assert str(tmp_path) in given["set_tracking_uri"][0][0]
-    assert given["log_metrics"][1]["step"] > 0
+    given = dict(reversed(mlflow.calls))
+    assert str(tmp_path) in given["set_tracking_uri"][0]
+    assert mlflow.parameters["run0"]["host.name"] == "lwf-mc"
+    assert mlflow.metrics["run0"]["rate"][0][0] > 0
 
 
 def test_missing_and_unknown_trackers_get_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,23 +83,160 @@ def test_missing_and_unknown_trackers_get_one_sentence(tmp_path: Path, monkeypat
         train_with("tensorbord", tmp_path)
 
 
-def test_a_run_closes_its_trackers_however_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = FakeRun()
-    fake = types.ModuleType("wandb")
-    fake.init = lambda **options: run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+def test_a_run_closes_its_trackers_however_it_ends(tmp_path: Path, wandb: FakeWandb) -> None:
     config = fb.configure("finetune", settings={"benchmark.tasks": 2, "training.epochs": 1})
     fb.run(config, out=tmp_path / "whole", device="cpu", track=["wandb"])
-    assert (run.finished, len(run.logged)) == (1, 4)  # two epochs, two evaluations
-
-    def stumble(event: Any) -> None:
-        raise RuntimeError("an observer")
-
+    assert (wandb.runs["run0"].finished, len(wandb.runs["run0"].rows)) == (1, 4)  # two epochs, two evaluations
     with pytest.raises(RuntimeError, match="an observer"):
-        fb.run(config, out=tmp_path / "half", device="cpu", observers=[stumble], track=["wandb"])
-    assert run.finished == 2
+        fb.run(config, out=tmp_path / "half", device="cpu", observers=[stumbling_at(0)], track=["wandb"])
+    assert wandb.runs["run1"].finished == 1
 
 
 def test_trackers_need_a_folder() -> None:
     with pytest.raises(FlashbackError, match=r"trackers write into the folder of a run; give one \(out\)"):
         fb.run(fb.configure("finetune"), track=["tensorboard"])
+
+
+# ---------------------------------------------------------------- interrupted and resumed
+
+
+def stumbling_at(number: int) -> Any:
+    """An observer that ends a run at that event. The log has it already, trackers do not."""
+    events = iter(range(number + 1))
+
+    def observe(event: Any) -> None:
+        if next(events) == number:
+            raise RuntimeError("an observer")
+
+    return observe
+
+
+def tracked(tracker: str, folder: Path, checkpoint: int = 1, **options: Any) -> None:
+    config = fb.configure("lwf-mc", settings={**SETTINGS, "checkpoint.epochs": checkpoint})
+    fb.run(config, out=folder, device="cpu", track=[tracker], **options)
+
+
+def shown_by_tensorboard(folder: Path) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    found.Reload()
+    return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+@pytest.fixture(params=["tensorboard", "wandb", "mlflow"])
+def shown(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
+    """A tracker and what it shows of a folder: its newest run."""
+    if request.param == "tensorboard":
+        pytest.importorskip("tensorboard")
+        yield "tensorboard", shown_by_tensorboard
+        return
+    fake = request.getfixturevalue(request.param)
+    newest = {
+        "wandb": lambda folder: [*fake.runs.values()][-1].curves(),
+        "mlflow": lambda folder: dict([*fake.metrics.values()][-1]),
+    }
+    yield request.param, newest[request.param]
+
+
+# Events: task, stage, three epochs, evaluation; again. With a checkpoint after every epoch the run goes on from the
+# very event; with one after the third, between epoch and evaluation at the same step; with one after every second,
+# epochs that a tracker has seen happen again.
+@pytest.mark.parametrize(("checkpoint", "stop"), [(1, 3), (2, 5), (2, 10), (3, 5), (3, 11)])
+def test_a_resumed_run_shows_what_an_undisturbed_one_does(
+    tmp_path: Path, shown: tuple[str, Any], checkpoint: int, stop: int
+) -> None:
+    tracker, read = shown
+    tracked(tracker, tmp_path / "whole")
+    whole = read(tmp_path / "whole")
+    assert (len(whole["rate"]), len(whole["class_incremental/linear/task 1"])) == (6, 2)
+    with pytest.raises(RuntimeError, match="an observer"):
+        tracked(tracker, tmp_path / "cut", checkpoint, observers=[stumbling_at(stop)])
+    known = len(told_runs(tracker, tmp_path / "cut"))
+    tracked(tracker, tmp_path / "cut", checkpoint=1)  # another setting of checkpoints may go on
+    assert read(tmp_path / "cut") == whole
+    assert len(told_runs(tracker, tmp_path / "cut")) == known
+
+
+def told_runs(tracker: str, folder: Path) -> list[str]:
+    """The runs of a tracker; a folder of TensorBoard is one."""
+    server: Any = sys.modules.get(tracker)
+    return [] if tracker == "tensorboard" else [*(server.runs if tracker == "wandb" else server.metrics)]
+
+
+def test_a_run_that_begins_anew_is_a_new_one(tmp_path: Path, shown: tuple[str, Any]) -> None:
+    tracker, read = shown
+    tracked(tracker, tmp_path / "whole")
+    whole = read(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="an observer"):
+        tracked(tracker, tmp_path / "cut", observers=[stumbling_at(9)])
+    shutil.rmtree(tmp_path / "cut" / "checkpoint")
+    tracked(tracker, tmp_path / "cut")
+    assert read(tmp_path / "cut") == whole
+    if tracker != "tensorboard":
+        assert len(told_runs(tracker, tmp_path / "cut")) == 3
+
+
+def test_a_tracker_that_comes_late_is_told_what_happened(tmp_path: Path, shown: tuple[str, Any]) -> None:
+    tracker, read = shown
+    tracked(tracker, tmp_path / "whole")
+    whole = read(tmp_path / "whole")
+    config = fb.configure("lwf-mc", settings={**SETTINGS, "checkpoint.epochs": 1})
+    with pytest.raises(RuntimeError, match="an observer"):
+        fb.run(config, out=tmp_path / "cut", device="cpu", observers=[stumbling_at(9)])
+    with (tmp_path / "cut" / "log.jsonl").open("a") as log:
+        log.write('{"torn')  # a line that a killed process was writing
+    tracked(tracker, tmp_path / "cut")
+    assert read(tmp_path / "cut") == whole
+
+
+def test_mlflow_begins_anew_where_the_server_does_not_know_the_run(tmp_path: Path, mlflow: FakeMlflow) -> None:
+    with pytest.raises(RuntimeError, match="an observer"):
+        tracked("mlflow", tmp_path, observers=[stumbling_at(9)])
+    mlflow.metrics.clear()
+    tracked("mlflow", tmp_path)
+    assert {name: len(values) for name, values in mlflow.metrics["run0"].items()}["rate"] == 6
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"wandb": 7}', '{"wandb": "../up"}', '{"wandb": "' + "x" * 200 + '"}'])
+def test_identities_that_make_no_sense_are_none(tmp_path: Path, wandb: FakeWandb, content: str) -> None:
+    (tmp_path / "trackers.json").write_text(content)
+    with tracking(["wandb"], quick_config("lwf-mc"), tmp_path, resumed=True):
+        pass
+    assert [asked["id"] for asked in wandb.asked] == [None]
+    assert json.loads((tmp_path / "trackers.json").read_text()) == {"wandb": "run0"}
+
+
+# ---------------------------------------------------------------- the packages themselves, where they are installed
+
+
+def interrupted_and_resumed(tracker: str, folder: Path) -> None:
+    with pytest.raises(RuntimeError, match="an observer"):
+        tracked(tracker, folder, checkpoint=2, observers=[stumbling_at(11)])
+    tracked(tracker, folder, checkpoint=1)
+
+
+def test_weights_and_biases_itself_goes_on_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    interrupted_and_resumed("wandb", tmp_path)
+    own = json.loads((tmp_path / "trackers.json").read_text())["wandb"]
+    assert {path.name.split("-")[-1] for path in (tmp_path / "wandb").glob("offline-run-*")} == {own}
+
+
+def test_mlflow_itself_goes_on_in_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    interrupted_and_resumed("mlflow", tmp_path)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("flashback").experiment_id])
+    assert run.info.run_id == json.loads((tmp_path / "trackers.json").read_text())["mlflow"]
+    assert (run.info.status, run.data.params["host.name"]) == ("FINISHED", "lwf-mc")
+    curves = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    epochs = [event["steps"] for event in events if event["event"] == "epoch"]
+    evaluations = [event["steps"] for event in events if event["event"] == "evaluation"]
+    assert [each.step for each in curves["rate"]] == epochs
+    assert [each.step for each in curves["class_incremental/linear/task 1"]] == evaluations

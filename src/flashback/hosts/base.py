@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +33,22 @@ HOSTS: Registry[type[Host]] = Registry("host")
 Classifier = Callable[[Tensor], Tensor]
 Raw = Images | Tensor | npt.NDArray[np.uint8]  # images as they are stored, uint8 [n, C, H, W]
 
+Own_co = TypeVar("Own_co", bound=HostSettings, covariant=True)
+
+
+class WithSettings(Protocol[Own_co]):
+    """A host seen from its `Settings`: by them a type checker and an editor know what `settings` holds."""
+
+    config: RunConfig
+
+    @property
+    def Settings(self) -> type[Own_co]: ...  # noqa: N802 - a class attribute
+
 
 class Host(nn.Module):
     """Base of all hosts. Everything a host mutates is in its state_dict: parameters, buffers, memory, knowledge."""
 
-    Settings: ClassVar[type[HostSettings]] = HostSettings
+    Settings = HostSettings  # a host with settings of its own names their class
     family: ClassVar[str] = "none"  # distillation, replay, regularisation, dynamic
     has_knowledge: ClassVar[bool] = True  # a host without knowledge refuses Flashback
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
@@ -46,7 +57,6 @@ class Host(nn.Module):
     def __init__(self, config: RunConfig, benchmark: Benchmark, device: torch.device) -> None:
         super().__init__()
         self.config = config
-        self.settings: Any = config.host
         self.benchmark = benchmark
         self.device = device
         self.task: Task = benchmark.tasks[0]
@@ -64,6 +74,11 @@ class Host(nn.Module):
         with seeded_initialisation(config.seed, "net"):
             self.build()
         self.to(device)
+
+    @property
+    def settings(self: WithSettings[Own_co]) -> Own_co:
+        """The section `host` of the configuration, an instance of the host's own `Settings`."""
+        return cast(Own_co, self.config.host)
 
     # ------------------------------------------------------------ structure
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from flashback.batches import Batch
-from flashback.config import HostSettings, above_zero, at_least_one, not_negative
+from flashback.config import above_zero, at_least_one, not_negative
 from flashback.hosts.base import HOSTS, cross_entropy, one_hot
 from flashback.hosts.expanding import ExpandingHost, ExpandingSettings
 from flashback.hosts.stages import Stage, Step
@@ -49,7 +49,7 @@ class Beef(ExpandingHost):
     There is no stability distance: what was known lives on in frozen modules.
     """
 
-    Settings: ClassVar[type[HostSettings]] = BeefSettings
+    Settings = BeefSettings
     net: EnergyNet
 
     def build(self) -> None:

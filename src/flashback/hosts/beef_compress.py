@@ -11,7 +11,7 @@ from flashback.hosts.stages import Stage, nothing
 from flashback.nets import Backbone, Concatenation, LinearHead
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BeefCompressSettings(BeefSettings, CompressionSettings):
     beta2: float = 0.0  # how much the compression favours classes with few images; 0: not at all
 

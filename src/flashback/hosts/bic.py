@@ -44,8 +44,8 @@ class BiC(SharedDistillation):
 
     def check(self) -> None:
         super().check()
-        old = len(self.benchmark.tasks[-1].before)
-        exemplars = self.settings.memory_per_class or self.settings.memory_size // max(1, old)
+        old = max(1, len(self.benchmark.tasks[-1].before))
+        exemplars = self.settings.capacity(old) // old
         within(
             exemplars >= 2,
             "bias correction holds out exemplars of every class and learns from the others, so it needs two at least; "

@@ -14,7 +14,7 @@ from flashback.hosts.stages import Step
 from flashback.knowledge import ModelKnowledge, Support, soft_binary_cross_entropy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BinarySettings(HostSettings):
     columns: Literal["seen", "all"] = "seen"  # columns of the loss; "all" trains unseen classes as negatives
 
@@ -25,6 +25,7 @@ class BinaryDistillation(Host):
     New columns have one-hot targets, which are zero for exemplars; old columns follow sigmoid(f_s) for every sample.
     """
 
+    Settings = BinarySettings
     family = "distillation"
 
     def trained_columns(self) -> slice:

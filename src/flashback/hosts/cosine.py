@@ -42,6 +42,7 @@ class CosineHost(ExemplarHost):
     Classes to come have a column too, but random vectors until they are imprinted: zero-shot accuracy is chance.
     """
 
+    Settings = CosineSettings
     family = "distillation"
     net: CosineNet
 

@@ -25,6 +25,8 @@ class EditingSettings(ReplaySettings):
 class EditingHost(ReplayHost):
     """Images enter the memory at the end of a task; in between, the targets of past images are kept up to date."""
 
+    Settings = EditingSettings
+
     def fields(self) -> dict[str, Field]:
         return {**super().fields(), "replays": ((), torch.int64)}  # how often a slot was replayed in this task
 

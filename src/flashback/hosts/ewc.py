@@ -31,6 +31,7 @@ class ElasticSettings(HostSettings):
 class ElasticHost(Host):
     """Every parameter (convolutions, batch norm, the whole classifier) is held by as much as it mattered."""
 
+    Settings = ElasticSettings
     family = "regularisation"
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
@@ -126,7 +127,6 @@ class TaskAnchors(Knowledge):
 class EWC(ElasticHost):
     """One anchor for each task so far: lambda / 2 * sum_i sum F_i (theta - theta_i)^2."""
 
-    Settings = ElasticSettings
     stable: TaskAnchors
 
     def build(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,28 +30,36 @@ class ExemplarSettings(HostSettings):
             "set host.memory_size (in all) or host.memory_per_class",
         )
 
+    def capacity(self, classes: int) -> int:
+        """The exemplars of so many classes."""
+        if self.memory_per_class is not None:
+            return self.memory_per_class * classes
+        assert self.memory_size is not None, "one of both is set, see check"
+        return self.memory_size
+
 
 class ExemplarHost(Host):
     """Adds an exemplar memory, the stream merged with it, and its refill by herding."""
 
-    Settings: ClassVar[type[HostSettings]] = ExemplarSettings
+    Settings = ExemplarSettings
     family = "replay"
     memory: Memory
 
     def build(self) -> None:
         super().build()
-        per_class, total = self.settings.memory_per_class, self.settings.memory_size
-        self.memory = Memory(per_class * self.benchmark.classes if per_class else total, self.benchmark.image_shape)
+        self.memory = Memory(self.settings.capacity(self.benchmark.classes), self.benchmark.image_shape)
 
     def check(self) -> None:
-        classes, total = self.benchmark.classes, self.settings.memory_size
+        classes = self.benchmark.classes
+        total = self.settings.capacity(classes)
         within(
-            self.settings.memory_per_class is not None or total >= classes,
+            total >= classes,
             f"host.memory_size is {total}, less than one exemplar for each of the {classes} classes; raise it",
         )
 
     def quota(self) -> int:
-        return self.settings.memory_per_class or equal_quota(self.settings.memory_size, self.task.seen.stop)
+        seen = self.task.seen.stop
+        return equal_quota(self.settings.capacity(seen), seen)
 
     def stream(self) -> Stream:
         """New images and exemplars in one, each at its natural frequency."""

@@ -25,7 +25,7 @@ class ExpandingSettings(SoftSettings):
     """What every host with a growing network has."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompressionSettings(ExpandingSettings):
     compression_epochs: int | None = None  # None: as many as the main stage
     compression_lr: float | None = None  # base rate of the compression; None: that of the main stage
@@ -41,6 +41,7 @@ class CompressionSettings(ExpandingSettings):
 class ExpandingHost(SoftDistillation):
     """A host whose heads have rows for the classes met so far, and no others."""
 
+    Settings = ExpandingSettings
     family = "dynamic"
     scores_unseen = False
 
@@ -135,6 +136,7 @@ class JoiningHost(ExpandingHost):
 class CompressingHost(ExpandingHost):
     """Ends a task by distilling the expanded network into one module, which the next task starts from (FOSTER)."""
 
+    Settings = CompressionSettings
     weights: Tensor  # of the classes seen, for a stage that balances them
 
     def build(self) -> None:

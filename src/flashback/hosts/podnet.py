@@ -89,5 +89,4 @@ class PODNet(CosineHost):
         assert isinstance(anchor, ProxyOutput)
         spatial = pod_spatial(step.output.maps, anchor.maps)
         flat = cosine_distance(step.output.features, anchor.features)
-        settings: PODNetSettings = self.settings
-        return settings.spatial * spatial + settings.flat * flat
+        return self.settings.spatial * spatial + self.settings.flat * flat

@@ -65,13 +65,13 @@ class ReplayStep(Step):
     draws: list[Draw]
 
 
-class ReplayHost(Host):
+class DrawingHost(Host):
     """The memory is the stable knowledge (Eq. 2): images, labels and what the model answered when they were stored.
 
-    Plasticity acts where stability does: on the first draw, over all columns, with the same distance (Eq. 16 and 21).
+    Plasticity acts on the first draw, over all columns (Eq. 16 and 21).
     """
 
-    Settings: ClassVar[type[HostSettings]] = ReplaySettings
+    Settings = DrawSettings
     family = "replay"
     memory: Memory
     net: Net
@@ -90,9 +90,6 @@ class ReplayHost(Host):
     def knowledge_bytes(self) -> dict[str, int]:
         """The whole memory, as plastic targets too have room for every slot."""
         return {"stable": self.memory.nbytes(allocated=True)}
-
-    def stability_support(self) -> Support:
-        return Support(samples="memory", weight=self.settings.alpha)
 
     def plasticity_support(self) -> Support:
         return Support(samples="memory")
@@ -140,6 +137,15 @@ class ReplayHost(Host):
         within(bool(step.draws), f"distances of {name} act on draws from its memory, and it makes none; set draws = 1")
         first: Draw = step.draws[0]
         return first.output, first.slots
+
+
+class ReplayHost(DrawingHost):
+    """Held near what the model answered when an image was stored: stability acts where plasticity does."""
+
+    Settings = ReplaySettings
+
+    def stability_support(self) -> Support:
+        return Support(samples="memory", weight=self.settings.alpha)
 
     def stability(self, step: ReplayStep) -> Tensor:
         """alpha_s times the distance to the stored targets, on the first draw."""

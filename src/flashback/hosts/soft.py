@@ -28,6 +28,8 @@ class SoftSettings(ExemplarSettings):
 class SoftDistillation(ExemplarHost):
     """A host with exemplars whose softened answers are held near those of what it knows."""
 
+    Settings = SoftSettings
+
     def distance(self, step: Step, knowledge: Any, support: Support) -> Tensor:
         """Soft cross-entropy (Eq. 18 and 23) of raw logits, on the softmax of the columns alone."""
         anchor = self.anchor(step, knowledge)[:, support.columns]

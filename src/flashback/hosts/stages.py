@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """SGD and how its learning rate moves over a stage."""
+    """The optimiser and how its learning rate moves over a stage."""
 
     lr: float
     momentum: float = 0.0
@@ -35,6 +35,9 @@ class Optimisation:
     schedule: str = "none"
     milestones: tuple[float, ...] = (0.7, 0.9)
     gamma: float = 0.1
+    optimiser: str = "sgd"
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float = 1e-8
 
     @classmethod
     def of(cls, training: TrainingConfig, first_task: bool) -> Optimisation:
@@ -47,6 +50,9 @@ class Optimisation:
             schedule,
             training.milestones,
             training.gamma,
+            training.optimiser,
+            training.betas,
+            training.eps,
         )
 
     def rate(self, epoch: int, epochs: int) -> float:

@@ -22,6 +22,7 @@ from flashback.config import read_yaml
 from flashback.errors import FlashbackError
 
 CONFIG, RUN, LOG, RESULTS, LOCK = "config.yaml", "run.json", "log.jsonl", "results.json", ".lock"
+TRACKERS = "trackers.json"  # by which names trackers know the run
 COMPARISON = "comparison.json"  # beside the runs of both arms
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LARGEST_CONFIG, LARGEST_RECORD = 2**20, 2**28  # bytes; real ones are far smaller
@@ -137,7 +138,7 @@ class RunFolder:
 
     def tidy(self) -> None:
         """Remove what a process that was killed left half written; files of others stay."""
-        for name in (CONFIG, RUN, LOG, RESULTS):
+        for name in (CONFIG, RUN, LOG, RESULTS, TRACKERS):
             for part in self.path.glob(f".*{name}.part"):
                 part.unlink()
 

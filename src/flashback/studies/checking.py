@@ -19,6 +19,7 @@ from flashback.errors import FlashbackError
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
 from flashback.recipes import configure
+from flashback.records import dotted
 from flashback.training.building import build_method
 from flashback.training.trainer import Event, Position, RunState, Trainer
 
@@ -180,8 +181,9 @@ class Trial:
         return HOSTS[self.name].has_knowledge
 
     def config(self, flashback: bool = False, **changes: Any) -> RunConfig:
-        own = {key.replace("__", "."): value for key, value in changes.items()}
-        settings = {**MADE, **short_settings(HOSTS[self.name]), **self.settings, **own}
+        own = {**dotted(self.settings), **{key.replace("__", "."): value for key, value in changes.items()}}
+        made = {**MADE, "training.momentum": 0.0} if own.get("training.optimiser", "sgd") != "sgd" else MADE
+        settings = {**made, **short_settings(HOSTS[self.name]), **own}
         return configure(self.name, self.benchmark.name, flashback=flashback, settings=settings)
 
     def train(self, config: RunConfig, keeper: Moments | None = None, state: RunState | None = None) -> Ending:

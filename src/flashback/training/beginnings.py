@@ -86,7 +86,14 @@ class LeavingKeeper:
 
 
 def tell_earlier(log: bytes, observers: Sequence[Observer]) -> None:
-    """What happened in the first task, for observers that were not there; whoever measures time passes it over."""
-    for line in log.decode().splitlines():
+    """What happened before, for observers that were not there; whoever measures time passes it over.
+
+    A log that was torn gives what it has.
+    """
+    for line in log.decode(errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
         for observer in observers:
-            observer({**json.loads(line), "earlier": True})
+            observer({**event, "earlier": True})

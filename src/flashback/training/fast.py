@@ -1,7 +1,7 @@
 """The fast step: on CUDA a whole training step is captured once as a graph, and replayed.
 
 At the batch sizes of continual learning an eager step leaves a GPU waiting for Python most of the time. A replay
-launches everything at once: gather, augmentation, replay draws, teachers, student, losses, backward, SGD, after-step.
+launches everything at once: gather, augmentation, replay draws, teachers, student, losses, backward, update, hooks.
 """
 
 from __future__ import annotations

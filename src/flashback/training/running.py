@@ -68,9 +68,9 @@ def run(
         if out is None:
             return Trainer(method, benchmark, observers, precision=precision).run()
         folder = RunFolder.open(Path(out), to_dict(config), IGNORED, comparable)
-        with folder.lock(), tracking(track, config, Path(out)) as trackers:
+        with folder.lock():
             shared = None if first_tasks is None else Path(first_tasks)
-            return _run_in_folder(folder, method, benchmark, [*observers, *trackers], precision, shared)
+            return _run_in_folder(folder, method, benchmark, observers, track, precision, shared)
 
 
 def train(
@@ -125,6 +125,7 @@ def _run_in_folder(
     method: Host | Flashback,
     benchmark: Benchmark,
     observers: Sequence[Observer],
+    track: Sequence[str],
     precision: str,
     first_tasks: Path | None,
 ) -> TrainingResult:
@@ -134,7 +135,8 @@ def _run_in_folder(
     checkpoints = Checkpoints(folder.path / "checkpoint", host.config.checkpoint, folder.log_size)
     keeper: Keeper = checkpoints
     state = checkpoints.load()
-    facts["took_over_first_task"] = state is not None and folder.read_run().get("took_over_first_task", False)
+    resumed = state is not None
+    facts["took_over_first_task"] = resumed and folder.read_run().get("took_over_first_task", False)
     # A run that went on in other surroundings is no longer what its settings and surroundings make it.
     if first_tasks is not None and len(benchmark.tasks) > 1 and not facts["changed_on_resume"]:
         beginning = Beginning.of(first_tasks, to_dict(host.config), facts)
@@ -146,14 +148,17 @@ def _run_in_folder(
             facts["took_over_first_task"] = True
     folder.write_run(facts)
     folder.cut_log(state.values["log_bytes"] if state else 0)
-    trainer = Trainer(method, benchmark, [folder.log, *observers], keeper, precision)
-    if state:
-        trainer.resume(state)
-    with checkpoints.stop_on_signals():
-        result = trainer.run()
-    folder.write_run({**facts, **spent(trainer.history)})
-    folder.write_results(result.as_dict())
-    checkpoints.tidy(kept=1)  # the last one holds the trained model; nothing will go on from the one before
+    with tracking(track, host.config, folder.path, resumed) as trackers:
+        if state and trackers:
+            tell_earlier(folder.read_log(), trackers)
+        trainer = Trainer(method, benchmark, [folder.log, *observers, *trackers], keeper, precision)
+        if state:
+            trainer.resume(state)
+        with checkpoints.stop_on_signals():
+            result = trainer.run()
+        folder.write_run({**facts, **spent(trainer.history)})
+        folder.write_results(result.as_dict())
+        checkpoints.tidy(kept=1)  # the last one holds the trained model; nothing will go on from the one before
     return result
 
 

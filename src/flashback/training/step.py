@@ -1,4 +1,4 @@
-"""One training step: gather, augment, forward, losses, backward, before-update, SGD, after-step. Nowhere but here."""
+"""One training step: gather, augment, forward, losses, backward, hook, update, hook. It is made nowhere but here."""
 
 from __future__ import annotations
 
@@ -10,34 +10,46 @@ import torch
 from torch import Tensor
 
 from flashback.batches import Batch, Stream
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
 
+ADAMS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
-def build_optimiser(stage: Stage) -> torch.optim.SGD:
-    """A fresh SGD. Momentum starts as zeros, which equals none yet and keeps the structure of its state fixed."""
+
+def build_optimiser(stage: Stage) -> torch.optim.Optimizer:
+    """A fresh optimiser. Its state starts as zeros, which equals none yet and keeps its structure fixed."""
     settings, parameters = stage.optimisation, stage.parameters()
     if not parameters:
         raise FlashbackError(f"the stage '{stage.name}' has no parameters to train; give it some, or leave it out")
     on_cuda = parameters[0].is_cuda
-    optimiser = torch.optim.SGD(
-        parameters,
+    common: dict[str, Any] = {
         # On CUDA the rate is a tensor on the device: a captured step reads the present value.
-        lr=torch.tensor(settings.lr, device=parameters[0].device) if on_cuda else settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        nesterov=settings.nesterov,
-        foreach=not on_cuda,
-        fused=on_cuda,
+        "lr": torch.tensor(settings.lr, device=parameters[0].device) if on_cuda else settings.lr,
+        "weight_decay": settings.weight_decay,
+        "foreach": not on_cuda,
+        "fused": on_cuda,
+    }
+    if settings.optimiser == "sgd":
+        sgd = torch.optim.SGD(parameters, momentum=settings.momentum, nesterov=settings.nesterov, **common)
+        for parameter in parameters if settings.momentum else []:
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
+    if settings.optimiser not in ADAMS:
+        raise unknown("optimiser", settings.optimiser, ["sgd", *ADAMS])
+    adam: torch.optim.Optimizer = ADAMS[settings.optimiser](
+        parameters, betas=settings.betas, eps=settings.eps, capturable=on_cuda, **common
     )
-    if settings.momentum:
-        for parameter in parameters:
-            optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimiser
+    for parameter in parameters:
+        adam.state[parameter] |= {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return adam
 
 
-def set_rate(optimiser: torch.optim.SGD, rate: float) -> None:
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -110,14 +122,14 @@ class TrainingStep:
             raise FlashbackError(f"the weights are not finite any more {where}; lower training.lr")
 
     def state(self) -> dict[str, Tensor]:
-        """Momentum and unread sums, for a checkpoint."""
-        momentum = {
-            f"momentum.{k}": self.optimiser.state[parameter]["momentum_buffer"]
+        """What the optimiser remembers, such as momentum, and unread sums, for a checkpoint."""
+        remembered = {
+            f"{name.removesuffix('_buffer')}.{k}": tensor  # momentum, as older checkpoints call it
             for k, parameter in enumerate(self.optimiser.param_groups[0]["params"])
-            if self.stage.optimisation.momentum
+            for name, tensor in self.optimiser.state[parameter].items()
         }
         counts = {"finite": self.finite, "finite_steps": self.finite_steps}
-        return momentum | counts | {f"sums.{name}": value for name, value in self.sums.items()}
+        return remembered | counts | {f"sums.{name}": value for name, value in self.sums.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         for name in state:

@@ -1,0 +1,50 @@
+"""Every host with another optimiser than the one its recipes have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conformance_runs import ALL, KNOWING, Watcher, method_of, run
+
+from flashback.studies.checking import check_host
+from helpers import tiny_benchmark
+
+LATER = {
+    "afec": "empty network",
+    "beef": "fusion",
+    "bic": "bias correction",
+    "foster": "compression",
+    "lucir": "balanced fine-tuning",
+    "podnet": "balanced fine-tuning",
+}
+
+
+class Optimisers(Watcher):
+    """The stages of a run, each with the kind of its optimiser."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, type] = {}
+
+    def after_step(self, position: Any) -> None:
+        step = self.trainer.step
+        assert step is not None
+        self.seen[step.stage.name] = type(step.optimiser)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_stages_of_a_host_have_the_optimiser_of_the_run(name: str) -> None:
+    settings = {"training__optimiser": "adamw", "training__momentum": 0.0, "training__lr": 0.002}
+    watcher = Optimisers()
+    run(method_of(name, tiny_benchmark(), flashback=name in KNOWING, **settings), watcher)
+    assert set(watcher.seen.values()) == {torch.optim.AdamW}
+    assert ("phase 2" in watcher.seen) == (name in KNOWING)
+    assert LATER.get(name, "phase 2" if name in KNOWING else "learn") in watcher.seen
+
+
+@pytest.mark.parametrize("name", ["icarl", "der++", "foster"])
+def test_a_host_keeps_what_comparisons_rest_on_with_adam(name: str) -> None:
+    """Both arms, stopped everywhere and continued; momentum, which the short runs have otherwise, is left out."""
+    found = check_host(name, settings={"training.optimiser": "adam", "training.lr": 0.005})
+    assert [check for check in found if not check.kept] == []
