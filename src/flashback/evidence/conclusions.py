@@ -25,7 +25,6 @@ from flashback.reports.reading import Similarity
 from flashback.reports.words import (
     SETTING_TITLES,
     SIGNIFICANT,
-    TITLES,
     direction,
     interval,
     number,
@@ -36,13 +35,18 @@ from flashback.reports.words import (
 from flashback.studies.comparison import Row
 
 Finding = tuple[str, str]  # what it is about, and a sentence
+DIRECTIONS = {
+    FORGETTING: {"better": "forgets less", "worse": "forgets more"},
+    LEARNING: {"better": "learns new tasks better", "worse": "learns new tasks worse"},
+}
 
 
 def conclusions(evidence: Evidence) -> dict[str, str]:
     """What is found, by what it is about, the answer first. Nothing is said of a section without runs."""
     findings = [
         *(("Flashback", text) for text in about_flashback(evidence)),
-        *((pairing.name, about_host(pairing)) for pairing in evidence.controlled.compared),
+        *(("Forgetting and new tasks", text) for text in about_balance(evidence)),
+        *(("Quoted hosts", text) for text in about_quoted_hosts(evidence)),
         *about_shorter_training(evidence),
         *about_differences(evidence),
         *about_tuning(evidence),
@@ -65,8 +69,7 @@ def about_flashback(evidence: Evidence) -> Iterator[str]:
     if not pairings:
         return
     if study.done < len(study.jobs):
-        seeds = (f"{pairing.name} with {plural(len(pairing.common_seeds), 'seed')}" for pairing in pairings)
-        yield f"{study.done} of {len(study.jobs)} planned runs are here. They compare {', '.join(seeds)}."
+        yield f"{study.done} of {len(study.jobs)} planned runs are here."
     sure, tests = significant_differences(evidence)
     if tests:
         yield (
@@ -104,21 +107,40 @@ def enumerated(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-# ---------------------------------------------------------------- one host
+# ---------------------------------------------------------------- host by host
 
 
-def about_host(pairing: Pairing) -> str:
-    accuracy = " and ".join(accuracy_in_words(pairing, setting) for setting in SETTINGS)
-    effects = ". ".join(
-        f"{SETTING_TITLES[setting].capitalize()} it {effect_in_words(pairing, setting)}" for setting in SETTINGS
-    )
-    return f"Average accuracy changes by {accuracy}.{host_in_words(pairing)} {effects}."
+def about_balance(evidence: Evidence) -> Iterator[str]:
+    """What flashback does to the two sides of the balance, where a test tells a direction."""
+    for setting in SETTINGS:
+        said = [
+            f"{words} with {', '.join(hosts)}"
+            for metric, by_direction in DIRECTIONS.items()
+            for way, words in by_direction.items()
+            if (hosts := list(moved(evidence, setting, metric, way)))
+        ]
+        if said:
+            yield f"{SETTING_TITLES[setting].capitalize()} it {'; it '.join(said)} (5 % level, uncorrected)."
 
 
-def accuracy_in_words(pairing: Pairing, setting: str) -> str:
-    row, printed = pairing.row(setting), printed_accuracy(pairing, setting)
-    beside = f"; printed {signed(printed_gain(printed))}{where_to(printed, row.test)}" if printed else ""
-    return f"{signed(row.test.difference)} {SETTING_TITLES[setting]} ({certainty(row)}{beside})"
+def moved(evidence: Evidence, setting: str, metric: str, way: str) -> Iterator[str]:
+    """The hosts whose metric is found to move this way."""
+    for pairing in evidence.controlled.compared:
+        test = pairing.row(setting, metric).test
+        if test.p is not None and test.p < SIGNIFICANT and direction(metric, test.difference) == way:
+            yield f"{pairing.name} ({signed(test.difference)})"
+
+
+def about_quoted_hosts(evidence: Evidence) -> Iterator[str]:
+    """A printed gain over a host that was not run for it says as much about the host."""
+    quoted = []
+    for pairing in evidence.controlled.compared:
+        printed = printed_accuracy(pairing, CLASS_INCREMENTAL)
+        if printed is not None and printed.quoted and printed.rerun is None:
+            ours = number(pairing.row(CLASS_INCREMENTAL).mean[HOST])
+            quoted.append(f"{pairing.name} {number(printed.value[HOST])} (ours alone {ours})")
+    if quoted:
+        yield f"Printed class-incremental gains over quoted hosts, not run for them: {', '.join(quoted)}."
 
 
 def certainty(row: Row) -> str:
@@ -132,23 +154,6 @@ def certainty(row: Row) -> str:
     return f"95 % interval {interval(row.test)}, {plural(row.test.pairs, 'seed')}"
 
 
-def where_to(printed: Printed, test: PairedTest) -> str:
-    if test.low is None or test.high is None or test.pairs == 2:
-        return ""
-    return ", inside it" if test.low <= printed_gain(printed) <= test.high else ", outside it"
-
-
-def host_in_words(pairing: Pairing) -> str:
-    """A printed gain over a host that was not run for it says as much about the host."""
-    printed = printed_accuracy(pairing, CLASS_INCREMENTAL)
-    if printed is None or not printed.quoted or printed.rerun is not None:
-        return ""
-    return (
-        f" The class-incremental gain is printed over a quoted host of {number(printed.value[HOST])}; ours alone has "
-        f"{number(pairing.row(CLASS_INCREMENTAL).mean[HOST])}."
-    )
-
-
 def printed_accuracy(pairing: Pairing, setting: str) -> Printed | None:
     """The average accuracies that the paper prints for both arms."""
     both = [printed for printed in pairing.printed if len(printed.value) == len(ARMS)]
@@ -157,27 +162,6 @@ def printed_accuracy(pairing: Pairing, setting: str) -> Printed | None:
 
 def printed_gain(printed: Printed) -> float:
     return printed.value[FLASHBACK] - (printed.value[HOST] if printed.rerun is None else printed.rerun)
-
-
-def effect_in_words(pairing: Pairing, setting: str) -> str:
-    """What flashback does to the two sides of the balance; a direction is named where a test tells one."""
-    words = {
-        FORGETTING: {"": "shows no difference in forgetting", "better": "forgets less", "worse": "forgets more"},
-        LEARNING: {
-            "": "shows no difference in learning new tasks",
-            "better": "learns new tasks better",
-            "worse": "learns new tasks worse",
-        },
-    }
-    said = []
-    for metric, by_direction in words.items():
-        test = pairing.row(setting, metric).test
-        if test.p is None:
-            said.append(f"changes {TITLES[metric][1]} by {signed(test.difference)}")
-        else:
-            told = by_direction[direction(metric, test.difference) if test.p < SIGNIFICANT else ""]
-            said.append(f"{told} ({signed(test.difference)}, p {probability(test.p)})")
-    return " and ".join(said)
 
 
 # ---------------------------------------------------------------- where it comes from

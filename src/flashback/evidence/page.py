@@ -15,6 +15,8 @@ from flashback.evidence.conclusions import (
     above_the_floor,
     conclusions,
     precision_in_words,
+    printed_accuracy,
+    printed_gain,
     similarity_in_words,
 )
 from flashback.evidence.gathered import (
@@ -37,7 +39,7 @@ from flashback.metrics import PairedTest, deviation, mean
 from flashback.recipes import config_from_dict
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
-from flashback.reports.pairings import Report
+from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies, notes_on
 from flashback.reports.reading import Run, Similarity
 from flashback.reports.sections import remarks
@@ -125,7 +127,37 @@ def surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def what_it_says(evidence: Evidence) -> Lines:
     found = [f"- **{plain(about)}.** {plain(sentence)}" for about, sentence in conclusions(evidence).items()]
-    return found or ["Nothing yet: the runs of full length are still to be made."]
+    return [*answers(evidence), *found] or ["Nothing yet: the runs of full length are still to be made."]
+
+
+def answers(evidence: Evidence) -> Lines:
+    """The controlled comparison at a glance."""
+    pairings = evidence.controlled.compared
+    rows = [answer_cells(pairing, setting) for setting in SETTINGS for pairing in pairings]
+    if not rows:
+        return []
+    heads = ("host alone", "change by flashback", "95 % interval", "printed change", "forgetting", "new tasks")
+    return [
+        "Average accuracy at equal cost, and what flashback does to forgetting and to the accuracy on new tasks:",
+        "",
+        *table_lines(("host", "setting", "seeds", *heads), rows, texts=2),
+        "",
+    ]
+
+
+def answer_cells(pairing: Pairing, setting: str) -> list[str]:
+    accuracies, printed = pairing.row(setting), printed_accuracy(pairing, setting)
+    test = accuracies.test
+    return [
+        pairing.name,
+        SETTING_TITLES[setting],
+        seeds_of(accuracies),
+        number(accuracies.mean[HOST]),
+        signed(test.difference),
+        interval(test) if test.low is not None and test.pairs > 2 else ABSENT,  # of two seeds it says nothing
+        signed(printed_gain(printed)) if printed else ABSENT,
+        *(change(pairing.row(setting, metric)) for metric in (FORGETTING, LEARNING)),
+    ]
 
 
 # ---------------------------------------------------------------- the sections
