@@ -41,7 +41,9 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks("python")) == 1
     assert len(blocks("python")[0].splitlines()) <= 50
     commands = [shlex.split(line) for block in blocks("console") for line in block.splitlines()]
-    assert " ".join(command[1] for command in commands) == "compare run check compare compare compare run list"
+    assert " ".join(command[1] for command in commands) == (
+        "compare run check check compare compare compare compare run list"
+    )
     for name, code in re.findall(r'^```python title="(\w+.py)"\n(.*?)^```', PAGE, flags=re.MULTILINE | re.DOTALL):
         Path(name).write_text(code)
     for command in commands:
@@ -52,10 +54,10 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert (comparison["failures"], comparison["equal_budget"]) == ({}, True)
     measured = {(row["setting"], row["metric"]) for row in comparison["rows"] if row["mean"]["flashback"] is not None}
     assert measured == {(s, m) for s in ("class_incremental", "task_incremental") for m in METRICS}
-    for name in ("er", "wa", "wa-balanced"):
+    for name in ("projected", "er", "wa", "wa-balanced"):
         found = json.loads(Path(f"runs/{name}/comparison.json").read_text())
         assert (found["failures"], found["equal_budget"]) == ({}, True)
-    assert {field.name for field in fields(HOSTS["er"].Settings)} == {"name", "net", "memory_size", "minibatch"}
+    assert {field.name for field in fields(HOSTS["my-er"].Settings)} == {"name", "net", "memory_size", "minibatch"}
     budget = json.loads(Path("runs/wa-balanced/flashback/seed-0/run.json").read_text())["budget"]
     assert [entry["stage"] for entry in budget] == ["learn", "phase 1", "phase 2", "balance"]
     losses = [json.loads(line).get("losses", {}) for line in Path("runs/stronger/log.jsonl").read_text().splitlines()]

@@ -127,10 +127,11 @@ class FlashbackConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often a run saves its state. It changes nothing but that, so a run may be resumed with other values."""
+    """When a run saves its state. It changes nothing but that, so a run may be resumed with other values."""
 
     minutes: float = 2.0  # at least so often
     epochs: int = 0  # and after every so many epochs; 0: by time alone
+    tasks: bool = False  # keep the model after every task, to be loaded later
 
     def check(self) -> None:
         within(self.minutes >= 0, f"checkpoint.minutes is not negative, not {self.minutes}")
@@ -210,10 +211,15 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
 
 def check_sections(values: Mapping[str, Any], host: type[HostSettings]) -> None:
     """A key without its section, such as `epochs`, is told the full ones."""
-    sections = {**typing.get_type_hints(RunConfig), "host": host}
-    for key in values.keys() - sections.keys():
-        homes = [f"'{name}.{key}'" for name, section in sections.items() if key in fields_of(section)]
+    for key in values.keys() - fields_of(RunConfig):
+        homes = [f"'{home}'" for home in homes_of(key, host)]
         within(not homes, f"unknown key '{key}'; did you mean {' or '.join(homes)}?")
+
+
+def homes_of(name: str, host: type[HostSettings]) -> list[str]:
+    """The keys that end with a plain name, each with its section."""
+    sections = {**typing.get_type_hints(RunConfig), "host": host}
+    return [f"{key}.{name}" for key, section in sections.items() if name in fields_of(section)]
 
 
 def fields_of(section: Any) -> set[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +14,7 @@ ELSEWHERE = {  # where else names of a kind come from
     "host": "a file with hosts of your own is imported first, on the command line by --host-file",
     "net": "a file with nets of your own is imported first, on the command line by --host-file; a model of timm is "
     "named timm:{name}",
+    "benchmark": "there is no file or folder of that name either",
     "sweep": "there is no file of that name either",
 }
 
@@ -25,10 +28,17 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     options = sorted(known)
     section = name.rpartition(".")[0]  # one that all options share makes none of them alike
     shared = len(section) if all(option.startswith(f"{section}.") for option in options) else 0
-    near = difflib.get_close_matches(name[shared:], [option[shared:] for option in options], n=1, cutoff=NEAR)
-    hint = f"did you mean '{name[:shared]}{near[0]}'?" if near else f"known: {', '.join(options) or 'none'}"
+    lowered = {option[shared:].lower(): option for option in options}
+    near = difflib.get_close_matches(name[shared:].lower(), lowered, n=1, cutoff=NEAR)
+    hint = f"did you mean '{lowered[near[0]]}'?" if near else f"known: {', '.join(options) or 'none'}"
     elsewhere = f" ({ELSEWHERE[kind].format(name=name)})" if kind in ELSEWHERE else ""
     return FlashbackError(f"unknown {kind} '{name}'; {hint}{elsewhere}")
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    """However often the same is found, as in data that are opened again."""
+    warnings.warn(sentence, stacklevel=3)
 
 
 def import_extra(module: str, extra: str, what: str) -> Any:

@@ -57,9 +57,15 @@ class Flashback:
             raise FlashbackError(
                 f"flashback.support=memory needs a host with a memory; {host.settings.name} has none, use host or all"
             )
+        within(host.has_stability or self.settings.phase1_stability == 1, self.no_stability())
         self.snapshot: dict[str, Tensor] = {}
         self.plastic: Knowledge | None = None
         self.alpha = torch.zeros((), device=host.device)  # on the device, so that it may move during phase 2
+
+    def __repr__(self) -> str:
+        usual, own = to_dict(FlashbackConfig(enabled=True)), to_dict(self.settings)
+        told = (f"{name}={own[name]!r}" for name in own if name in ("epochs", "alpha") or own[name] != usual[name])
+        return f"Flashback({self.host.settings.name}, {', '.join(told)})"
 
     # ------------------------------------------------------------ what the trainer asks for
 
@@ -91,9 +97,8 @@ class Flashback:
 
         def losses_without_plasticity(step: Any) -> Mapping[str, Tensor]:
             terms = dict(main.losses(step))
-            if "stability" in terms:
-                terms["stability"] = self.settings.phase1_stability * terms["stability"]
-            return terms
+            within("stability" in terms, self.no_stability())
+            return {**terms, "stability": self.settings.phase1_stability * terms["stability"]}
 
         def losses_with_plasticity(step: Any) -> Mapping[str, Tensor]:
             terms = dict(main.losses(step))
@@ -139,6 +144,12 @@ class Flashback:
 
     def no_distance(self) -> str:
         return f"flashback needs a distance, and {self.host.settings.name} has none; {HOW_TO_SAY_IT}"
+
+    def no_stability(self) -> str:
+        return (
+            f"flashback.phase1_stability weighs the loss term 'stability', and {self.host.settings.name} has none of "
+            "this name; leave it at 1"
+        )
 
     # ------------------------------------------------------------ the parts of Algorithm 1
 

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from flashback.errors import FlashbackError, unknown
 
 T = TypeVar("T")
+PACKAGE = f"{__package__}."
 
 
 class Registry(Generic[T]):
@@ -47,11 +48,19 @@ class Registry(Generic[T]):
 
 
 def is_same_definition(one: object, other: object) -> bool:
-    """Whether they are one thing, or a class or function and its newer form."""
-    return one is other or (hasattr(one, "__qualname__") and place_of(one) == place_of(other))
+    """Whether they are one thing, or a class or function and its newer form: of the same file, or by way of a notebook.
+
+    What the package has itself is not defined anew by a notebook.
+    """
+    if one is other:
+        return True
+    if getattr(one, "__qualname__", one) != getattr(other, "__qualname__", other):
+        return False
+    files = [file_of(thing) for thing in (one, other)]
+    return files[0] == files[1] or (None in files and not one.__module__.startswith(PACKAGE))
 
 
-def place_of(thing: object) -> tuple[str, str | None]:
+def file_of(thing: object) -> Path | None:
     """The file something is defined in, whatever the name it was imported by; a notebook has none."""
     file = getattr(sys.modules.get(thing.__module__), "__file__", None)
-    return str(Path(file).resolve()) if file else thing.__module__, getattr(thing, "__qualname__", None)
+    return Path(file).resolve() if file else None

@@ -212,6 +212,59 @@ def test_a_damaged_image_is_named(folder: Path) -> None:
         load_benchmark(str(folder), sizes=[3])
 
 
+def test_what_is_no_image_at_all_is_named_by_its_file(folder: Path) -> None:
+    (folder / "train" / "dog" / "1.PNG").write_bytes(b"no image")
+    with pytest.raises(FlashbackError, match=r"train/dog/1.PNG: .* \(no image of a known format\)$"):
+        load_benchmark(str(folder), sizes=[3])
+
+
+@pytest.mark.parametrize("form", ["bmp", "webp", "tif", "tiff", "gif"])
+def test_other_formats_are_read(folder: Path, form: str) -> None:
+    expected = load_benchmark(str(folder), sizes=[3]).tasks[0].train
+    for path in folder.rglob("*.PNG"):
+        with Image.open(path) as picture:
+            lossless = {"lossless": True} if form == "webp" else {}
+            picture.convert("RGB").save(path.with_suffix(f".{form}"), **lossless)
+        path.unlink()
+    found = load_benchmark(str(folder), sizes=[3]).tasks[0].train
+    assert torch.equal(found.y, expected.y)
+    assert (found.x.read().int() - expected.x.read().int()).abs().max() <= (0 if form != "gif" else 8)  # a palette
+
+
+def test_of_what_moves_the_first_picture_is_taken(folder: Path) -> None:
+    colours = [Image.new("RGB", (6, 4), colour) for colour in ("black", "white")]
+    colours[0].save(folder / "train" / "ant" / "#.gif", save_all=True, append_images=colours[1:])
+    assert int(load_benchmark(str(folder), sizes=[3]).tasks[0].train.x[0].max()) == 0
+
+
+def test_files_that_are_left_out_are_told_once(folder: Path) -> None:
+    for name in ("a.heic", "b.heic", "c.txt", ".hidden", "LICENCE"):
+        (folder / "train" / "cat" / name).write_text("something")
+    (folder / "val" / "cat" / "more").mkdir()
+    kinds = r"\(\.heic: 2, \.txt: 7, folders: 1, no ending: 1\)"
+    told = rf"^11 of 23 files in .*pictures are left out {kinds}; images are \.png"
+    with pytest.warns(UserWarning, match=told) as said:
+        first, _ = (load_benchmark(str(folder), sizes=[3]) for _ in range(2))
+    assert len(first.tasks[0].train) == 9
+    assert len(said) == 1
+
+
+def test_a_class_without_test_images_is_named_once(folder: Path) -> None:
+    for path in (folder / "val" / "cat").iterdir():
+        path.unlink()
+    with pytest.warns(UserWarning, match=r"^task 1 has no test images of 'cat', so") as said:
+        _ = [load_benchmark(str(folder), sizes=[3]) for _ in range(2)]
+    assert sum("no test images" in str(each.message) for each in said) == 1
+
+
+def test_so_is_one_of_an_array() -> None:
+    x, y = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 4
+    names = ["ash", "birch", "cedar", "elm in arrays"]
+    arrays = {"x_train": x, "y_train": y, "x_test": x[:3], "y_test": y[:3], "class_names": names}
+    with pytest.warns(UserWarning, match=r"^task 2 has no test images of 'elm in arrays', so"):
+        load_benchmark(arrays, sizes=2)
+
+
 def test_a_folder_with_another_layout_is_refused(folder: Path) -> None:
     (folder / "val" / "emu").mkdir()
     with pytest.raises(FlashbackError, match=r"has a class 'emu' that .*train has not; remove or rename it"):
@@ -224,7 +277,7 @@ def test_a_folder_with_another_layout_is_refused(folder: Path) -> None:
     assert len(load_benchmark(str(folder), sizes=[3]).tasks[0].test) == 3
     for path in (folder / "test").rglob("*.PNG"):
         path.unlink()
-    with pytest.raises(FlashbackError, match=r"pictures has no test images; put .png or .jpg files there"):
+    with pytest.raises(FlashbackError, match=r"pictures has no test images; put .png, .jpg, .*, .gif files there"):
         load_benchmark(str(folder), sizes=[3])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,19 @@ from flashback.benchmarks.specs import BENCHMARKS
 from flashback.config import to_dict
 from flashback.errors import FlashbackError
 from flashback.recipes import config_from_dict
+
+
+@pytest.mark.parametrize(("size", "classes", "example"), [(4, 6, "4+2"), (7, 100, "14x7+2"), (3, 10, "3x3+1")])
+def test_the_example_fits_the_classes(size: int, classes: int, example: str) -> None:
+    with pytest.raises(FlashbackError, match=rf", or unequal ones such as {re.escape(example)}$"):
+        task_sizes(size, classes)
+    assert sum(task_sizes(example, classes)) == classes
+
+
+@pytest.mark.parametrize("size", [0, 7, -2])
+def test_a_size_that_no_task_can_have_gets_no_example(size: int) -> None:
+    with pytest.raises(FlashbackError, match=r"give a size among 1, 2, 3, 6$"):
+        task_sizes(size, 6)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +86,7 @@ def test_what_is_no_size_is_refused_with_examples(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -2, 3, 11, "4"])
 def test_tasks_that_cannot_be_equal_are_told_the_sizes_that_can(wrong: Any) -> None:
-    with pytest.raises(FlashbackError, match=rf"^10 classes make no equal tasks of {wrong}; .* among 1, 2, 5, 10, or"):
+    with pytest.raises(FlashbackError, match=rf"^10 classes make no equal tasks of {wrong}; .* among 1, 2, 5, 10"):
         task_sizes(wrong, 10)
 
 

@@ -320,6 +320,24 @@ def test_on_a_phone_the_results_are_near_however_many_methods(
     assert [strip.is_displayed() for strip in strips] == [True] * 5
 
 
+def test_a_page_on_methods_alone_draws_and_sorts(tmp_path: Path, browser: Any, look: Look, screenshots: Path) -> None:
+    """Without comparisons there is no table of results, and the script does without it."""
+    for k, host in enumerate(("finetune", "icarl", "lucir")):
+        for seed in range(2):
+            matrices = {setting: made_matrix(3, seed, shift=k) for setting in SETTINGS}
+            write_run(tmp_path / f"{host}-{seed}", made_config(host, seed=seed), matrices)
+    write_report(read_report([tmp_path], against="icarl"), tmp_path / "methods.html")
+    look(tmp_path / "methods.html", 1400)
+    assert browser.find_elements(By.CSS_SELECTOR, "[data-draw=curve] svg")
+    browser.find_element(By.CSS_SELECTOR, "#methods-table th[scope=col] button").click()
+    script = """return [...document.querySelectorAll('#methods-table tbody tr')].filter(row => row.offsetParent)
+                .map(row => row.cells[0].textContent)"""
+    assert browser.execute_script(script) == ["finetune", "icarl", "lucir"]
+    wide = "return [...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth).length"
+    assert browser.execute_script(wide) == 0
+    take_picture(browser, screenshots / "methods.png")
+
+
 @pytest.mark.parametrize("width", [1400, 1700])
 def test_no_table_of_a_wide_screen_hides_a_column(width: int, long_report: Path, browser: Any, look: Look) -> None:
     look(long_report, width)

@@ -36,12 +36,18 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
+        ("run iCaRL", ["unknown host 'iCaRL'; did you mean 'icarl'?"]),
+        ("run icarl --lr 0.1", ["no such option: --lr; ", "--set training.lr=0.1\n"]),
+        ("compare icarl --batch-size=8", ["no such option: --batch-size; ", "--set training.batch_size=8\n"]),
+        ("show icarl --memory-size", ["--set host.memory_size=...\n"]),
+        ("run oewc --gamma 0.5", ["--set host.gamma=0.5 or --set training.gamma=0.5\n"]),
+        ("report --lr 3", ["No such option"]),
         ("run icral", ["unknown host 'icral'", "did you mean 'icarl'?"]),
         (
             "compare icral",
             ["unknown host 'icral'", "hosts of your own is imported first, on the command line by --host-"],
         ),
-        ("run nobody", ["unknown host 'nobody'; known: afec, beef, ", "on the command line by --host-file"]),
+        ("run nobody", ["unknown host 'nobody'; known: afec, ", "on the command line by --host-file"]),
         ("run icarl --benchmark split-fashion-min", ["did you mean 'split-fashion-mini'?"]),
         ("run icarl --set training.epoch=3", ["unknown key 'training.epoch'", "did you mean 'training.epochs'?"]),
         ("run icarl --set training.foo=3", ["unknown key 'training.foo'; known: training.batch_size, "]),
@@ -117,7 +123,13 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run missing.yaml", ["missing.yaml"]),
         ("resume nowhere", ["nowhere"]),
         ("run icarl --benchmark missing.npz", ["there is no file missing.npz"]),
-        ("run icarl --benchmark nothing-like-it", ["unknown benchmark 'nothing-like-it'; known: cifar100-b0-10"]),
+        (
+            "run icarl --benchmark nothing-like-it",
+            [
+                "unknown benchmark 'nothing-like-it'; known: cifar100-b0-10",
+                "(there is no file or folder of that name either)",
+            ],
+        ),
         ("run foster --benchmark imagenet100-b0-10 --data .", ["imagenet100 are missing"]),
         ("run icarl --set benchmark.sizes=[2,2]", ["sum to 4", "10 classes"]),
         ("run icarl --set benchmark.tasks=6", ["5 tasks"]),

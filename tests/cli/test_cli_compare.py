@@ -22,7 +22,7 @@ from flashback.records import read_record
 from flashback.records.terms import ARMS
 from flashback.reports.words import TITLES
 from flashback.studies import jobs
-from flashback.studies.comparison import Comparison, Row, compare
+from flashback.studies.comparison import Comparison, NothingToCompare, Row, compare
 from flashback.training import run as run_config
 from flashback.training.trainer import Trainer
 
@@ -176,6 +176,32 @@ def test_all_runs_failed(flashback: Command, tiny: list[str], monkeypatch: pytes
     assert "There is no pair to compare." in out
 
 
+@pytest.mark.usefixtures("tiny")
+def test_in_python_runs_that_all_failed_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "run", lambda config, **options: 1 / 0)
+    with pytest.raises(NothingToCompare, match=r"no pair to compare, .*\(host, seed 0 and 3 more: ZeroDivisionError"):
+        compare("lwf-mc", "tiny.npz", seeds=2, out="out", **QUICK)
+    failing = {0}
+    monkeypatch.setattr(
+        jobs, "run", lambda config, **options: 1 / 0 if config.seed in failing else run_config(config, **options)
+    )
+    answer = compare("lwf-mc", "tiny.npz", seeds=2, out="out", **QUICK)  # one pair stands
+    assert "Failed: host, seed 0, flashback, seed 0 (see failures)." in repr(answer)
+
+
+@pytest.mark.parametrize("wrong", ["3", 2.5, None, True])
+def test_seeds_are_a_list_or_a_number(wrong: Any) -> None:
+    with pytest.raises(jobs.FlashbackError, match=r"^seeds are a list such as \[0, 1, 2\], or how many, not"):
+        compare("lwf-mc", seeds=wrong, out="out")
+
+
+def test_seeds_by_name_are_told_of_the_list(flashback: Command) -> None:
+    code, _, err = flashback("compare", "icarl", "--seeds", "1,2,3")
+    assert code == 2
+    assert "--seeds says how many seeds" in err
+    assert "--seed-list takes the seeds themselves" in err
+
+
 @pytest.mark.parametrize(("second", "label"), [(1, "equal budget"), (2, "unequal budget")])
 def test_the_budget_is_measured(flashback: Command, tiny: list[str], second: int, label: str) -> None:
     options = (*tiny, "--set", f"flashback.second_epochs={second}")
@@ -218,6 +244,23 @@ def test_numbers_follow_from_the_matrices(flashback: Command, tiny: list[str]) -
     results["class_incremental"]["average_accuracy"] = 99.0
     path.write_text(json.dumps(results))
     assert table(flashback(*command)[1]) == table(first)
+
+
+@pytest.mark.parametrize(("width", "whole"), [(60, False), (80, True), (120, True)])
+def test_names_of_settings_are_broken_only_where_there_is_no_room(width: int, whole: bool) -> None:
+    test = PairedTest(1.5, 2.1, 0.012, 3, 1.45, 1.67)
+    rows = [
+        Row(setting, metric, {arm: {0: value} for arm in ARMS}, dict.fromkeys(ARMS, value), dict.fromkeys(ARMS), test)
+        for setting in ("class_incremental", "task_incremental")
+        for metric, value in (("average_accuracy", 50.0), ("forward_transfer", None))
+    ]
+    found = Comparison("icarl", "split-cifar100", "controlled", [0], rows, {}, True, [], [], {}, [])
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(comparison_table(found, width))
+    text = console.export_text()
+    assert ("class-incremental" in text) == whole
+    reason = "No FWT, since its classifier gives no score to classes it has not met."
+    assert reason in " ".join(text.split())
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -92,6 +93,7 @@ def test_an_arm_that_cannot_be_is_left_out_with_a_line(flashback: Command, workp
     assert code == 0
     assert "1 of 1 runs done" in out
     assert [line for line in out.splitlines() if "flashback for finetune" in line]
+    assert len(re.findall(r"^  finetune .*\s1\s+\d+\.\d\d ", out, re.MULTILINE)) == 2  # in both settings
 
 
 def test_data_of_ones_own_are_found_in_the_data_folder(

@@ -37,6 +37,35 @@ def test_every_setting_has_its_source(flashback: Command, workplace: Path) -> No
     assert list(workplace.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "order", "sizes"),
+    [("split-fashion-mini", "identity", "5x2"), ("cifar100-b50-10", "1993", "50 + 5x10")],
+)
+def test_what_is_left_to_the_benchmark_is_told(
+    flashback: Command, workplace: Path, benchmark: str, order: str, sizes: str
+) -> None:
+    command = ["show", "finetune", "--benchmark", benchmark, "--data", workplace]
+    found = rows(flashback(*command)[1])
+    assert found["benchmark.order"] == [order, "the benchmark's own"]
+    assert found["benchmark.sizes"] == [sizes, "the benchmark's own"]
+    given = rows(flashback(*command, "--set", "benchmark.order=7")[1])
+    assert given["benchmark.order"] == ["7", "given"]
+
+
+def test_the_classes_of_a_file_come_in_their_own_order(flashback: Command, tiny: list[str]) -> None:
+    found = rows(flashback("show", "finetune", *tiny[:6])[1])
+    assert found["benchmark.order"] == ["identity", "the benchmark's own"]
+    assert found["benchmark.sizes"][0] == "[2, 2, 2]"
+
+
+def test_a_plan_needs_no_folder(flashback: Command, workplace: Path) -> None:
+    (workplace / "small.yaml").write_text("{hosts: [finetune], arms: [host]}")
+    code, out, _ = flashback("sweep", "small.yaml", "--dry-run")
+    assert code == 0
+    assert "0 of 1 runs done" in out
+    assert [path.name for path in workplace.iterdir()] == ["small.yaml"]
+
+
 def test_the_arms_have_their_own_settings_and_sources(flashback: Command, workplace: Path) -> None:
     command = ["show", "oewc", "--benchmark", "split-cifar100", "--recipe", "as-published", "--data", workplace]
     host, other = (rows(flashback(*command, *more)[1]) for more in ([], ["--flashback"]))

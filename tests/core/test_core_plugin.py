@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashback import Flashback, FlashbackError, Trainer
+from flashback import Flashback, FlashbackError, Trainer, train
 from flashback.batches import Batch
 from flashback.hosts import HOSTS, Host, Stage
 from flashback.knowledge import ModelKnowledge, ReplayedTargets
 from flashback.training.trainer import Position
-from helpers import quick_flashback, quick_host, small_settings, tiny_benchmark
+from helpers import forgetting, quick_flashback, quick_host, small_settings, tiny_benchmark
 
 
 def at_second_task(name: str, **settings: Any) -> tuple[Flashback, Trainer]:
@@ -200,6 +200,35 @@ def test_stability_in_phase_1(factor: float) -> None:
     assert float(own["stability"].detach()) > 0
     assert torch.equal(terms["task"], own["task"])
     assert torch.equal(terms["stability"], factor * own["stability"])
+
+
+@pytest.mark.parametrize("name", ["beef", "replay"])
+def test_stability_in_phase_1_is_refused_at_once_where_there_is_none(name: str) -> None:
+    host = quick_host(name, **small_settings(name))
+    with pytest.raises(FlashbackError, match=f"weighs the loss term 'stability', and {name} has none"):
+        Flashback(host, phase1_stability=0.5)
+    Flashback(host, phase1_stability=1.0)
+
+
+def test_stability_in_phase_1_is_refused_where_no_loss_has_the_name() -> None:
+    """A host that does not say so is found out in the first step of phase 1."""
+
+    class Unnamed(HOSTS["lwf-mc"]):  # type: ignore[misc]
+        def losses(self, step: Any) -> Any:
+            return {name.replace("stability", "held"): term for name, term in super().losses(step).items()}
+
+    with forgetting(HOSTS):
+        HOSTS.register("unnamed")(Unnamed)
+        method = quick_flashback("unnamed", flashback__phase1_stability=0.5)
+        with pytest.raises(FlashbackError, match="'stability', and unnamed has none of this name; leave it at 1"):
+            train(method)
+        train(quick_flashback("unnamed"))
+
+
+def test_it_is_shown_in_a_line() -> None:
+    host = quick_host("icarl", **small_settings("icarl"))
+    method = Flashback(host, epochs=1, alpha=0.1, support="all")
+    assert repr(method) == "Flashback(icarl, epochs=1, alpha=0.1, support='all')"
 
 
 def in_phase_2(name: str, **settings: Any) -> tuple[Flashback, Stage]:

@@ -101,6 +101,15 @@ def test_numbers_for_flashback_are_taken_as_a_configuration_takes_them() -> None
     assert fb.Flashback(quick_host("lwf-mc"), given, start=0.5).settings == replace(given, enabled=True, start=0.5)
 
 
+def test_a_configuration_takes_plain_names_as_a_host_does() -> None:
+    plain = fb.configure("icarl", epochs=3, memory_size=77, seed=4)
+    assert plain == fb.configure("icarl", seed=4, settings={"training.epochs": 3, "host.memory_size": 77})
+    with pytest.raises(fb.FlashbackError, match="unknown setting 'epoch'; did you mean 'epochs'"):
+        fb.configure("icarl", epoch=3)
+    with pytest.raises(fb.FlashbackError, match=r"'gamma' may be training\.gamma or host\.gamma"):
+        fb.configure("oewc", gamma=0.5)
+
+
 @pytest.mark.parametrize("host", ["oewc", "xder"])
 def test_a_name_that_host_and_training_have_is_not_guessed(host: str) -> None:
     with pytest.raises(fb.FlashbackError, match=r"'gamma' may be training\.gamma or host\.gamma; .*\{.training\.gamma"):

@@ -195,7 +195,9 @@ def test_images_that_are_fetched_ahead_do_not_disturb_a_capture(monkeypatch: pyt
         assert torch.equal(fetched[1][key], tensor), key
 
 
-@pytest.mark.parametrize(("name", "lengths"), [("icarl", (2, 4)), ("der++", (2, 4)), ("xder", (3, 5))])
+@pytest.mark.parametrize(
+    ("name", "lengths"), [("icarl", (2, 4)), ("der++", (2, 4)), ("agem", (2, 4)), ("xder", (3, 5))]
+)
 def test_compilations_do_not_grow_with_the_tasks(name: str, lengths: tuple[int, int]) -> None:
     """X-DER's first and last tasks have shapes of their own."""
     counts = []

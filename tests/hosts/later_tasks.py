@@ -1,9 +1,9 @@
-"""Hosts with exemplars in the middle of a later task, and their losses as slow loops in float64."""
+"""Hosts, by default with a memory, in the middle of a later task, and their losses as slow loops in float64."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,11 +21,17 @@ SMALL = {"host__memory_size": 28, "training__momentum": 0.9, "training__weight_d
 
 
 def in_later_task(
-    name: str, task: int = 1, stages: int = 1, flashback: bool = False, benchmark: Benchmark | None = None, **own: Any
+    name: str,
+    task: int = 1,
+    stages: int = 1,
+    flashback: bool = False,
+    benchmark: Benchmark | None = None,
+    small: Mapping[str, Any] = SMALL,
+    **own: Any,
 ) -> Any:
     """A method that has learned some tasks and begun so many stages of the next one."""
     benchmark = benchmark or tiny_benchmark()
-    method = (quick_flashback if flashback else quick_host)(name, benchmark, **{**SMALL, **own})
+    method = (quick_flashback if flashback else quick_host)(name, benchmark, **{**small, **own})
     trainer = Trainer(method, benchmark)
     for earlier in benchmark.tasks[:task]:
         trainer.run_task(earlier)

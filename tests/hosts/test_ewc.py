@@ -6,58 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from elastic_tasks import at_task, gradient, shuffle, sizes, slow_penalty, step_of
 from torch import Tensor
 
 from flashback import FlashbackError, Trainer
-from flashback.batches import Batch
-from flashback.hosts import Host, Step
+from flashback.hosts import Host
 from flashback.knowledge import ImportantParameters, flat
 from flashback.knowledge.fisher import fisher_diagonal
 from helpers import quick_flashback, quick_host, tiny_benchmark
 
 NAMES = ["oewc", "ewc"]
-
-
-def step_of(host: Host, size: int = 6) -> Step:
-    images = host.task.train
-    chosen = torch.arange(0, len(images), len(images) // size)[:size]
-    raw, y = images.x[chosen], images.y[chosen]
-    return host.forward(Batch(host.views.plain(raw), y, raw, torch.full_like(y, -1)))
-
-
-def at_task(host: Host, task: int) -> Host:
-    """Pass through the tasks before `task` as a run does, with random parameters instead of trained ones."""
-    for earlier in host.benchmark.tasks[: task + 1]:
-        host.enter(earlier)
-        host.allocate()
-        host.begin()
-        if earlier.index < task:
-            shuffle(host, seed=earlier.index)
-            host.end()
-    return host
-
-
-@torch.no_grad()
-def shuffle(host: Host, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in host.net.parameters():
-        parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-
-
-def slow_penalty(host: Host, knowledge: ImportantParameters) -> float:
-    """sum_k F_k (theta_k - anchor_k)^2, parameter by parameter."""
-    total, start = 0.0, 0
-    for parameter in host.net.parameters():
-        part = slice(start, start + parameter.numel())
-        importance, anchor = knowledge.importance[part].double(), knowledge.values[part].double()
-        total += float((importance * (parameter.detach().flatten().double() - anchor) ** 2).sum())
-        start = part.stop
-    assert start == len(knowledge.values)
-    return total
-
-
-def gradient(host: Host, loss: Tensor) -> Tensor:
-    return flat(torch.autograd.grad(loss, list(host.net.parameters()), allow_unused=False))
 
 
 def fisher_of(host: Host) -> Tensor:
@@ -119,10 +77,6 @@ def test_every_parameter_is_held() -> None:
     assert all(part.any() for part in parts.values())
     # The whole classifier, the rows of classes that are still to come among them.
     assert parts["head.weight"].view(host.benchmark.classes, -1).any(dim=1).all()
-
-
-def sizes(host: Host) -> list[int]:
-    return [parameter.numel() for parameter in host.net.parameters()]
 
 
 # ---------------------------------------------------------------- the penalty

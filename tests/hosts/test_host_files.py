@@ -14,7 +14,7 @@ import pytest
 import flashback as fb
 from flashback.cli import main
 from flashback.errors import FlashbackError
-from flashback.hosts import HOSTS
+from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import find_hosts, load_host_file, outside_code
 from flashback.nets import NETS
 from flashback.speed import setup
@@ -149,6 +149,37 @@ def test_a_cell_of_a_notebook_may_be_run_again() -> None:
                 HOSTS.register(taken)(type("Other", (made[0],), {"__module__": "__main__"}))
 
 
+def test_a_file_and_a_notebook_take_turns_with_the_same_class(workplace: Path) -> None:
+    """The class of a cell, moved to a file, then worked on in the cell again."""
+
+    def cell(name: str = "Own") -> type[Host]:
+        return HOSTS.register("own")(type(name, (HOSTS["lwf-mc"],), {"__module__": "__main__"}))
+
+    with forgetting(HOSTS), pytest.MonkeyPatch.context() as notebook:
+        notebook.delattr(sys.modules["__main__"], "__file__", raising=False)
+        cell()
+        load_host_file(workplace / "own.py")
+        of_the_file = HOSTS["own"]
+        assert outside_code("own", "smallcnn").keys() == {"code"}
+        assert cell() is HOSTS["own"] is not of_the_file
+        load_host_file(workplace / "own.py")
+        assert HOSTS["own"] is of_the_file
+        with pytest.raises(FlashbackError, match="the host name 'own' is taken already"):
+            cell("Other")
+        with pytest.raises(FlashbackError, match="the host name 'lwf-mc' is taken already"):
+            HOSTS.register("lwf-mc")(type("LwFMC", (HOSTS["lwf-mc"],), {"__module__": "__main__"}))
+
+
+def test_a_file_that_failed_half_way_may_be_mended(workplace: Path) -> None:
+    whole = (workplace / "own.py").read_text()
+    (workplace / "own.py").write_text(whole + "1 / 0\n")
+    with forgetting(HOSTS):
+        with pytest.raises(FlashbackError, match="ZeroDivisionError"):
+            load_host_file(workplace / "own.py")
+        (workplace / "own.py").write_text(whole)
+        assert load_host_file(workplace / "own.py") == ["own"]
+
+
 @pytest.mark.parametrize(
     ("edited", "text"),
     [
@@ -259,6 +290,11 @@ def test_a_method_of_the_package_under_another_name_has_the_code_of_its_file(wor
         ("import beside\n", "\nx = (\n", r"syntax error in line 2 of beside\.py: .*\)"),
         ("x = (\n", "", r"syntax error in line 1 of first\.py: .*\)"),
         ("import torch\ntorch.zeros(2).view(3)\n", "", r"RuntimeError: .*; line 2 of first\.py\)"),
+        (
+            "from flashback import Host\nclass Own(Host):\n    def __init__(self): ...\n",
+            "",
+            r"Own has an __init__ of its own, .* build\(self\), after super\(\)\.build\(\); line 2 of first\.py\)",
+        ),
     ],
 )
 def test_the_line_is_named(workplace: Path, text: str, beside: str, said: str) -> None:

@@ -6,6 +6,8 @@ import pytest
 from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run
 
 from flashback.cli import main
+from flashback.metrics import deviation, mean, paired_test
+from flashback.metrics.numbers import signed
 
 
 def call(*arguments: str | Path) -> int:
@@ -47,6 +49,7 @@ def test_all_forms_and_plots(tmp_path: Path) -> None:
         "out.tex",
         "out.csv",
         "out.runs.csv",
+        "out.tasks.csv",
         "plots",
     }
     assert any((tmp_path / "plots").glob("*.pdf"))
@@ -64,16 +67,15 @@ def test_of_many_comparisons_the_terminal_says_how_they_came_out(
         write_run(tmp_path / host, made_config(host), matrices)
     alone = "2 single arms, with nothing to compare: finetune, joint."
     assert call("report", tmp_path) == 0
-    first, *sentences, last, _ = capsys.readouterr().out.splitlines()
-    assert (first, len(sentences), last) == (
-        "82 finished runs on split-cifar100: 10 comparisons, 2 single arms.",
-        10,
-        alone,
-    )
+    first, *rest = capsys.readouterr().out.splitlines()
+    sentences = rest[: rest.index(alone)]
+    assert (first, len(sentences)) == ("82 finished runs on split-cifar100: 10 comparisons, 2 single arms.", 10)
+    assert len([line for line in rest if line.startswith("  icarl")]) == 2 * 20  # in the tables of both settings
     assert first.removesuffix(".") in (tmp_path / "report.html").read_text(encoding="utf-8")
     write_comparison(tmp_path / "more", seeds=1, training__lr=20.0)
     assert call("report", tmp_path) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    said = capsys.readouterr().out.splitlines()
+    assert [*said[:3], said[-1]] == [
         "84 finished runs on split-cifar100: 11 comparisons, 2 single arms.",
         "By average accuracy, class-incremental: 3 significantly better with flashback, "
         "2 significantly worse with flashback, 1 without a significant difference, 5 that allow no test. "
@@ -94,10 +96,61 @@ def test_several_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         matrices = {setting: made_matrix(3) for setting in SETTINGS}
         write_run(tmp_path / name / "run", made_config(name), matrices)
     assert call("report", tmp_path / "icarl", tmp_path / "lucir", "--out", tmp_path / "both.html") == 0
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        "2 finished runs on split-cifar100: 2 single arms.",
-        "2 single arms, with nothing to compare: icarl, lucir.",
-    ]
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "2 finished runs on split-cifar100: 2 methods."
+    assert said[1].rstrip() == "class-incremental, best first"
+
+
+def test_methods_without_flashback_stand_in_a_table_with_their_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for k, host in enumerate(("finetune", "icarl", "lucir")):
+        for seed in range(2):
+            matrices = {SETTINGS[0]: made_matrix(3, seed, shift=k), SETTINGS[1]: made_matrix(3, seed, shift=-k)}
+            write_run(tmp_path / host / str(seed), made_config(host, seed=seed), matrices)
+    assert call("report", tmp_path) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and line.strip()]
+    assert [row[0] for row in rows] == ["method", "lucir", "icarl", "finetune", "method", "finetune", "icarl", "lucir"]
+    average = [sum(made_matrix(3, seed, shift=2)[-1]) / 3 for seed in range(2)]
+    assert rows[1][:2] == ["lucir", "2"]
+    assert float(rows[1][2]) == pytest.approx(mean(average), abs=0.0051)
+    assert float(rows[1][4]) == pytest.approx(deviation(average), abs=0.0051)
+    assert call("report", tmp_path, "--metrics", "f, new_task_accuracy,AA") == 0
+    head = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  method"))
+    assert head.split() == ["method", "seeds", "F", "↓", "NTA", "AA"]
+
+
+def test_a_method_against_another_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for k, host in enumerate(("icarl", "lucir")):
+        for seed in range(3):
+            matrices = {setting: made_matrix(3, seed + 7 * k, shift=k) for setting in SETTINGS}
+            write_run(tmp_path / host / str(seed), made_config(host, seed=seed), matrices, steps=640 + k)
+    assert call("report", tmp_path, "--against", "icarl") == 0
+    out = capsys.readouterr().out
+    averages = [{s: sum(made_matrix(3, s + 7 * k, shift=k)[-1]) / 3 for s in range(3)} for k in (0, 1)]
+    test = paired_test(*averages)
+    row = out.split("against icarl: average")[1].split("  lucir")[1].splitlines()[0].split()
+    assert row[:2] == ["icarl", signed(test.difference)]
+    assert row[-1] == "3"
+    assert "lucir against icarl: unequal budget, they also differ in training.batch_size, training.lr" in out
+
+
+def test_runs_made_with_different_code_are_not_presented_as_a_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arm, code in ((False, "a" * 16), (True, "b" * 16)):
+        config = made_config("of-my-own", flashback__enabled=arm)
+        matrices = {setting: made_matrix(3, shift=9 * arm) for setting in SETTINGS}
+        write_run(tmp_path / str(arm), config, matrices, must_match={"code": code})
+    assert call("report", tmp_path, "--format", "all") == 0
+    out = capsys.readouterr().out
+    said = "of-my-own: its runs were made with different code (aaaaaaaa, bbbbbbbb), so they are not compared"
+    assert out.splitlines()[1].startswith(said)
+    assert "changes this by" not in out
+    for form in ("html", "md", "tex"):
+        text = (tmp_path / f"report.{form}").read_text(encoding="utf-8")
+        assert said in text
+        assert "changes this by" not in text
 
 
 @pytest.mark.parametrize(
@@ -106,6 +159,10 @@ def test_several_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["nowhere"], "is not a folder"),
         (["."], "there is no finished run"),
         ([".", "--format", "pdf"], "unknown format"),
+        (["runs", "--against", "lucir"], "unknown method 'lucir'; known: icarl, icarl with flashback"),
+        (["runs", "--metrics", "AA,XY"], "unknown metric 'XY'; known: AA, AIA, BWT"),
+        (["runs", "--metrics", "last_accuracy_images"], "these runs have no last_accuracy_images; choose other"),
+        (["runs", "--format", "against-csv"], "against-csv needs a method to test against; name one (--against)"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(
@@ -116,7 +173,7 @@ def test_bad_input_is_one_line_and_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if words == "unknown format":
+    if words != "there is no finished run":
         write_comparison(tmp_path / "runs", seeds=1)
     assert call("report", *arguments) == 2
     said = capsys.readouterr().err.strip()

@@ -154,11 +154,27 @@ def test_of_many_answers_the_first_are_shown_and_the_others_folded(tmp_path: Pat
     assert sorted(map(int, leads)) == list(range(CARDS + 7)), "each leads to its charts"
 
 
-def test_single_arms_are_open_to_view_where_there_is_nothing_else(tmp_path: Path) -> None:
-    write_run(tmp_path / "one", made_config("lone"), {setting: made_matrix(4) for setting in SETTINGS})
-    assert "<details open><summary>1 single arm, with nothing to compare: lone</summary>" in html_page(
-        read_report([tmp_path])
-    )
+def test_methods_without_flashback_are_looked_over_where_there_is_nothing_else(tmp_path: Path) -> None:
+    for k, host in enumerate(("lone", "other")):
+        write_run(tmp_path / host, made_config(host), {setting: made_matrix(4, shift=k) for setting in SETTINGS})
+    text = html_page(read_report([tmp_path]))
+    page = Page(text)
+    assert "<h1>How do the methods compare?</h1>" in text
+    assert "flashback help" not in text
+    assert [section for section in ("answers", "results", "statistics") if f'id="{section}"' in text] == []
+    mine = [(group, cells[:3]) for group, _, cells in page.rows if cells[0] in ("lone", "other") and cells[1] == "1"]
+    means = {setting: [cells[2] for group, cells in mine if group == setting] for setting in SETTINGS}
+    assert [cells[0] for _, cells in mine] == ["other", "lone"] * 2  # best first
+    for setting in SETTINGS:
+        assert float(means[setting][0]) == pytest.approx(float(means[setting][1]) + 1, abs=0.011)
+    assert 'class="n sure">' in text
+
+
+def test_a_comparison_alone_has_no_overview_of_methods(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "a", seeds=1)
+    assert 'id="methods"' not in html_page(read_report([tmp_path]))
+    write_comparison(tmp_path / "b", "lucir", seeds=1)
+    assert 'id="methods"' in html_page(read_report([tmp_path]))
 
 
 def test_an_answer_says_what_its_tab_and_badges_do_not(tmp_path: Path) -> None:

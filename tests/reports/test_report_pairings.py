@@ -440,3 +440,32 @@ def test_a_host_alone_is_not_told_apart_by_settings_of_flashback(tmp_path: Path)
             write_run(tmp_path / folder / str(enabled), config, {setting: made_matrix(3) for setting in SETTINGS})
     names = [pairing.name for pairing in read_report([tmp_path]).pairings]
     assert sorted(names) == ["of-my-own (host.memory_size 100)", "of-my-own (host.memory_size 200)"]
+
+
+@pytest.mark.parametrize("recipe", ["controlled", "as-published"])
+@pytest.mark.parametrize("codes", [("a" * 16, "b" * 16), (None, "b" * 16)])
+def test_arms_made_with_different_code_are_not_compared(codes: tuple[Any, Any], recipe: str, tmp_path: Path) -> None:
+    """Half of the host arm has the code of the flashback arm, and that half is compared."""
+    for seed, arm, code in ((0, False, 0), (1, False, 1), (0, True, 1), (1, True, 1)):
+        config = made_config("of-my-own", recipe=recipe, flashback__enabled=arm, seed=seed)
+        must_match = {} if codes[code] is None else {"code": codes[code]}
+        matrices = {setting: made_matrix(3, seed) for setting in SETTINGS}
+        write_run(tmp_path / f"{seed}-{arm}", config, matrices, must_match=must_match)
+    report = read_report([tmp_path])
+    old = (codes[0] or "unknown")[:8]
+    named = f"of-my-own ({'recipe as-published, ' * (recipe == 'as-published')}code {{}})"
+    assert {pairing.name: sorted(pairing.runs) for pairing in report.pairings} == {
+        named.format("bbbbbbbb"): [("flashback", 0), ("flashback", 1), ("host", 1)],
+        named.format(old): [("host", 0)],
+    }
+    (remark,) = report.code_remarks
+    assert remark.startswith(
+        f"of-my-own: its runs were made with different code ({', '.join(sorted([old, 'bbbbbbbb']))})"
+    )
+
+
+def test_runs_of_the_same_code_are_compared_without_a_word(tmp_path: Path) -> None:
+    write_comparison(tmp_path, "of-my-own", seeds=2, run={"must_match": {"code": "a" * 16}})
+    report = read_report([tmp_path])
+    assert [pairing.name for pairing in report.comparisons] == ["of-my-own"]
+    assert report.code_remarks == []

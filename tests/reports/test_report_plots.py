@@ -9,7 +9,7 @@ from made_runs import SETTINGS, made_config, made_matrix, write_comparison, writ
 from PIL import Image
 
 from flashback.reports import read_report, write_plots
-from flashback.reports.plots import folder_name, plot_methods
+from flashback.reports.plots import folder_name, grids, plot_grid, plot_methods
 
 
 def test_every_chart_is_written_as_png_and_pdf(tmp_path: Path) -> None:
@@ -126,3 +126,21 @@ def test_wide_titles_and_labels_are_not_cut_off(tmp_path: Path) -> None:
 def test_no_name_is_given_twice() -> None:
     taken: set[str] = set()
     assert [folder_name(text, taken) for text in ("a b", "A/B", "a-b", "…")] == ["a-b", "a-b-2", "a-b-3", "plots"]
+
+
+def test_accuracy_is_drawn_against_the_one_number_that_was_varied(tmp_path: Path) -> None:
+    for memory in (100, 400):
+        write_comparison(tmp_path / str(memory), seeds=2, host__memory_size=memory)
+    report = read_report([tmp_path])
+    ((where, methods),) = grids(report).items()
+    assert where == ("split-cifar100", "host.memory_size")
+    (axes,) = plot_grid(methods, "host.memory_size", SETTINGS[0]).axes
+    for arm, container in zip(("host", "flashback"), axes.containers, strict=True):
+        x, y = container.lines[0].get_data()
+        assert list(x) == [100, 400]
+        own = [method.measured(SETTINGS[0])[0] for method in methods if method.arms == [arm]]
+        assert sorted(y) == pytest.approx(sorted(value for value in own if value is not None))
+    names = {path.name for path in write_plots(report, tmp_path / "plots")}
+    assert "host.memory-size-split-cifar100-class-incremental.pdf" in names
+    write_comparison(tmp_path / "more", seeds=1, host__memory_size=200, training__lr=0.9)
+    assert grids(read_report([tmp_path])) == {}

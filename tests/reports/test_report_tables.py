@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_runs import SETTINGS, made_config, made_matrix, made_results, write_comparison, write_run
 
@@ -13,16 +15,19 @@ import flashback
 from flashback.errors import FlashbackError
 from flashback.metrics import average_accuracy, paired_test
 from flashback.reports import (
+    accuracy_rows,
     csv_of_runs,
     csv_table,
     html_page,
     latex_tables,
     markdown_tables,
     read_report,
+    run_rows,
+    square,
     write_report,
 )
 from flashback.reports.markdown import plain, table_lines
-from flashback.reports.tables import latex
+from flashback.reports.tables import csv_of_tasks, latex
 
 EVIL = "a|b<script>&_{x}$1%\\=~^#`*\nnext"
 
@@ -129,7 +134,7 @@ def test_tables_say_once_on_what_they_are_and_which_arms_stand_alone(tmp_path: P
     lines = markdown_tables(report).splitlines()
     assert r"3 finished runs on my\_own: 1 comparison, 1 single arm." in lines
     assert lines.count("- 1 single arm, with nothing to compare: lucir.") == 2
-    assert latex_tables(report).count(r"results on my\_own in percent") == 2
+    assert latex_tables(report).count(r"results on my\_own in percent") == 4  # of methods and of comparisons
 
 
 def test_seeds_of_one_arm_alone_are_named_under_every_table(tmp_path: Path) -> None:
@@ -190,7 +195,7 @@ def test_escapes() -> None:
         ("r.html", "md", ["r.md"]),
         ("deep/r", "latex", ["deep/r.tex"]),
         ("r.v2", "csv", ["r.v2.csv"]),
-        ("r.html", "all", ["r.html", "r.md", "r.tex", "r.csv", "r.runs.csv"]),
+        ("r.html", "all", ["r.html", "r.md", "r.tex", "r.csv", "r.runs.csv", "r.tasks.csv"]),
         ("r.html", "runs-csv", ["r.runs.csv"]),
         ("r.csv", "runs-csv", ["r.csv"]),
         ("r", "runs-csv", ["r.runs.csv"]),
@@ -207,3 +212,139 @@ def test_an_unknown_format_is_an_error(tmp_path: Path) -> None:
     write_comparison(tmp_path, seeds=1)
     with pytest.raises(FlashbackError, match="unknown format 'htm'; did you mean 'html'"):
         write_report(read_report([tmp_path]), tmp_path / "x.html", "htm")
+
+
+# ---------------------------------------------------------------- methods, one row each
+
+
+def write_methods(folder: Path, hosts: tuple[str, ...] = ("finetune", "icarl", "lucir"), seeds: int = 2) -> Path:
+    for k, host in enumerate(hosts):
+        for seed in range(seeds):
+            matrices = {setting: made_matrix(3, seed, shift=2 * k, fall=5 + k) for setting in SETTINGS}
+            write_run(folder / host / f"seed-{seed}", made_config(host, seed=seed), matrices)
+    return folder
+
+
+def test_methods_without_flashback_have_a_row_each(tmp_path: Path) -> None:
+    report = read_report([write_methods(tmp_path)], metrics=["F", "AA"])
+    text = markdown_tables(report)
+    assert text.startswith("# How do the methods compare?\n\n6 finished runs on split-cifar100: 3 methods.\n")
+    rows = [line.split(" | ") for line in text.split("## Task")[0].splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["| method", "| ---", "| lucir", "| icarl", "| finetune"]
+    assert rows[0][1:] == ["seeds", "F ↓", "AA ↑ |"]
+    average = sum(sum(made_matrix(3, seed, shift=4, fall=7)[-1]) / 3 for seed in (0, 1)) / 2
+    assert float(rows[2][3].split(" ± ")[0]) == pytest.approx(average, abs=0.0051)
+
+
+def test_latex_marks_the_best_of_each_metric_but_no_bound(tmp_path: Path) -> None:
+    write_methods(tmp_path)
+    matrices = {setting: made_matrix(3, shift=15) for setting in SETTINGS}
+    path = write_run(tmp_path / "joint", made_config("joint"), matrices) / "results.json"
+    results = json.loads(path.read_text())
+    for setting in SETTINGS:
+        results[setting] |= dict.fromkeys(("average_incremental_accuracy", "forgetting"))
+    path.write_text(json.dumps(results))
+    text = latex_tables(read_report([tmp_path], metrics=["AA", "F"]))
+    rows = [line.strip().split(" & ") for line in text.split(r"\bottomrule")[0].splitlines() if " & " in line]
+    assert [row[0] for row in rows] == ["method", "joint", "lucir", "icarl", "finetune"]
+    assert [[cell.startswith(r"\textbf{") for cell in row[2:]] for row in rows[1:]] == [
+        [False, False],
+        [True, False],
+        [False, False],
+        [False, True],
+    ]
+    assert "joint: no F, since it learned all tasks at once." in text
+
+
+def test_a_host_that_several_comparisons_share_stands_there_once(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "a", seeds=1)
+    stronger = made_config(flashback__enabled=True, flashback__alpha=0.7)
+    write_run(tmp_path / "b", stronger, {setting: made_matrix(4, seed=9) for setting in SETTINGS})
+    report = read_report([tmp_path])
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:3]]
+        for line in markdown_tables(report).split("All methods")[0].splitlines()
+        if line.startswith("| icarl")
+    ]
+    named = "icarl (flashback.alpha 0.7)"
+    assert rows == [
+        ["icarl", "host"],
+        ["icarl", "with flashback"],
+        ["icarl", "difference"],
+        [named, "with flashback"],
+        [named, "difference"],
+    ]
+    assert latex_tables(report).count("& host &") == len(SETTINGS)
+
+
+def test_an_empty_column_has_its_reason_under_the_table(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    assert "no FWT" not in markdown_tables(read_report([tmp_path]))
+    for path in tmp_path.rglob("results.json"):
+        results = json.loads(path.read_text())
+        for setting in SETTINGS:
+            results[setting] |= {"zero_shot": None, "untrained": None, "forward_transfer": None}
+        path.write_text(json.dumps(results))
+    said = "icarl: no FWT, since its classifier gives no score to classes it has not met."
+    for write in (markdown_tables, html_page):
+        assert said in write(read_report([tmp_path]))
+
+
+# ---------------------------------------------------------------- a sweep by its own grid
+
+
+def write_grid(folder: Path) -> Path:
+    for memory in (500, 900):
+        for alpha in (0.1, 0.7):
+            for seed in range(2):
+                config = made_config(
+                    host__memory_size=memory, flashback__alpha=alpha, flashback__enabled=True, seed=seed
+                )
+                matrices = {s: made_matrix(3, seed, shift=memory / 1000 + alpha) for s in SETTINGS}
+                write_run(folder / f"{memory}-{alpha}-{seed}", config, matrices)
+        write_run(folder / f"{memory}", made_config(host__memory_size=memory), {s: made_matrix(3) for s in SETTINGS})
+    return folder
+
+
+def test_tables_of_numbers_have_the_settings_that_differ(tmp_path: Path) -> None:
+    report = read_report([write_grid(tmp_path)])
+    for write in (csv_table, csv_of_runs, csv_of_tasks):
+        text = write(report)
+        assert text.splitlines()[0].endswith(",host.memory_size,flashback.alpha")
+        rows = list(csv.DictReader(io.StringIO(text)))
+        with_flashback = [row for row in rows if row.get("arm", "flashback") == "flashback"]
+        found = {(row["host.memory_size"], row["flashback.alpha"]) for row in with_flashback}
+        assert found == {(memory, alpha) for memory in ("500", "900") for alpha in ("0.1", "0.7")}
+        assert {row["flashback.alpha"] for row in rows if row.get("arm") == "host"} <= {""}  # it does nothing there
+
+
+def test_accuracies_by_task_are_those_of_the_matrices(tmp_path: Path) -> None:
+    report = read_report([write_grid(tmp_path)])
+    rows = accuracy_rows(report)
+    assert len(rows) == 10 * len(SETTINGS) * 6  # every run once, though its host may be compared several times
+    for folder, setting in itertools.product(("500", "900-0.7-1"), SETTINGS):
+        matrix = json.loads((tmp_path / folder / "results.json").read_text())[setting]["matrix"]
+        own = [row for row in rows if (row["folder"], row["setting"]) == (folder, setting)]
+        assert {(row["after_task"], row["task"]): row["accuracy"] for row in own} == {
+            (k + 1, j + 1): value for k, line in enumerate(matrix) for j, value in enumerate(line)
+        }
+    written = list(csv.DictReader(io.StringIO(csv_of_tasks(report))))
+    assert [float(row["accuracy"]) for row in written] == [row["accuracy"] for row in rows]
+
+
+def test_rows_for_a_data_frame_have_metrics_and_settings(tmp_path: Path) -> None:
+    rows = run_rows(read_report([write_grid(tmp_path)]))
+    assert len(rows) == 10 * len(SETTINGS)
+    assert len({tuple(row) for row in rows}) == 1  # all have the same columns
+    row = next(row for row in rows if (row["folder"], row["setting"]) == ("900-0.7-1", SETTINGS[0]))
+    assert (row["host.memory_size"], row["flashback.alpha"], row["arm"], row["seed"]) == (900, 0.7, "flashback", 1)
+    assert row["average_accuracy"] == pytest.approx(average_accuracy(made_matrix(3, 1, shift=1.6)))
+    host = next(row for row in rows if row["folder"] == "500")
+    assert (host["flashback.alpha"], host["method"]) == (None, "icarl (host.memory_size 500)")
+
+
+def test_a_matrix_is_made_square() -> None:
+    made = square([[1.0], [2.0, 3.0]])
+    assert made.tolist()[1] == [2.0, 3.0]
+    assert made[0, 0] == 1.0
+    assert np.isnan(made[0, 1])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from flashback.cli import main
 from flashback.errors import FlashbackError
@@ -72,6 +73,55 @@ class KeepsLess(LwFMC):
         return {"stable": super().knowledge_bytes()["stable"] // 2}
 
 
+class HoldsNothing(LwFMC):
+    """Keeps the old model, and has no loss that looks at it."""
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        return {"task": super().losses(step)["task"]}
+
+
+class HoldsByAnotherName(LwFMC):
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        return {name.replace("stability", "old answers"): term for name, term in super().losses(step).items()}
+
+
+class Projects(LwFMC):
+    """With a module of its own."""
+
+    def build(self) -> None:
+        super().build()
+        self.projector = nn.Linear(self.benchmark.classes, self.benchmark.classes)
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        return {**super().losses(step), "projection": self.projector(step.output.logits).square().mean()}
+
+
+class TrainsTheNetAlone(Projects):
+    def trained_parameters(self) -> list[nn.Parameter]:
+        return list(self.net.parameters())
+
+
+class HidesAModule(LwFMC):
+    """Keeps it in a list, where torch does not look."""
+
+    def build(self) -> None:
+        super().build()
+        self.hidden = [nn.Linear(self.benchmark.classes, 5)]
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        return {**super().losses(step), "projection": self.hidden[0](step.output.logits).square().mean()}
+
+
+class WrongColumn(LwFMC):
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        return {"task": F.cross_entropy(step.output.logits, step.batch.y + 100)}  # out of range
+
+
+class LacksNames(LwFMC):
+    def losses(self, step: Step) -> Any:
+        return list(super().losses(step).values())
+
+
 class Stumbles(LwFMC):
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         raise ZeroDivisionError("on the way")
@@ -84,8 +134,10 @@ class OneColumn(LwFMC):
 
 @pytest.fixture
 def registered() -> None:
-    for host in (CountsSteps, ThrowsDice, LooksAway, ForgetsToFill, Fills, KeepsLess, Stumbles, OneColumn):
-        HOSTS.register(host.__name__)(host)
+    own = [entry for entry in globals().values() if isinstance(entry, type) and issubclass(entry, LwFMC)]
+    for host in own:
+        if host is not LwFMC:
+            HOSTS.register(host.__name__)(host)
 
 
 def broken(found: list[Check]) -> dict[str, str]:
@@ -122,6 +174,13 @@ def test_a_host_without_knowledge_is_asked_for_less() -> None:
         ),
         ("ForgetsToFill", ("Stable knowledge changes",), "does anything fill the stable knowledge"),
         ("KeepsLess", ("at most the bytes",), "bytes of plastic knowledge"),
+        ("HoldsNothing", ("Stable knowledge changes",), r"whatever self\.stable holds, it learns the same"),
+        ("TrainsTheNetAlone", ("asks for gradients",), r"no stage trains projector\.bias and projector\.weight"),
+        (
+            "HidesAModule",
+            ("asks for gradients",),
+            r"parameters of shape \[5\] and \[5, 7\] that the host does not know",
+        ),
     ],
 )
 def test_a_broken_promise_is_named(host: str, words: tuple[str, ...], said: str) -> None:
@@ -133,18 +192,35 @@ def test_a_broken_promise_is_named(host: str, words: tuple[str, ...], said: str)
 
 
 @pytest.mark.usefixtures("registered")
-def test_knowledge_of_another_kind_is_filled_before_a_task() -> None:
-    assert broken(check_host("Fills")) == {}
+@pytest.mark.parametrize("host", ["Fills", "HoldsByAnotherName", "Projects"])
+def test_other_knowledge_other_names_and_modules_of_its_own_break_nothing(host: str) -> None:
+    assert broken(check_host(host)) == {}
 
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(
-    ("host", "said"), [("Stumbles", "ZeroDivisionError"), ("OneColumn", "gives [2, 1] for two images")]
+    ("host", "said"),
+    [
+        ("Stumbles", "ZeroDivisionError"),
+        ("WrongColumn", "IndexError: Target"),
+        ("OneColumn", "gives [2, 1] for two images"),
+        ("LacksNames", "named terms, such as {'task': loss}, not list"),
+    ],
 )
 def test_a_host_that_cannot_be_trained_is_asked_for_no_more(host: str, said: str) -> None:
+    """What happens inside torch is told with the line of the host that led there."""
     (only,) = check_host(host)
     assert said in str(only.problem)
-    assert (f"{Path(__file__).name}:" in str(only.problem)) == (host == "Stumbles")
+    places = re.findall(r"\((\S+):(\d+)\)$", str(only.problem))
+    assert bool(places) == (host in ("Stumbles", "WrongColumn"))
+    for file, line in places:
+        assert Path(file) == Path(__file__)
+        assert int(line) == line_of("out of range" if host == "WrongColumn" else "on the way")
+
+
+def line_of(words: str) -> int:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if words in line)
 
 
 def test_settings_are_those_of_the_short_runs() -> None:
@@ -192,4 +268,4 @@ def test_the_command_tells_every_promise_and_ends_accordingly(
     with pytest.raises(SystemExit) as end:
         main(["check", "finetune"])
     assert end.value.code == 0
-    assert capsys.readouterr().out.endswith("finetune keeps all 3 promises.\n")
+    assert capsys.readouterr().out.endswith("finetune keeps all 4 promises.\n")

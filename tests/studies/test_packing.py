@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
+import signal
 import stat
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from packing_work import tell_epochs, tell_portion
+from packing_work import tell_epochs, tell_portion, tell_process
 
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
 from flashback.studies import jobs as jobs_module
 from flashback.studies.packing import FixedPace, MeasuredPace, sharing_gpu
-from flashback.studies.processes import run_in_processes
+from flashback.studies.processes import DIED, run_in_processes
 from flashback.training.surroundings import PORTION, share_of
 from flashback.training.trainer import Observer
 
@@ -192,6 +195,53 @@ def test_processes_become_more_as_soon_as_the_pace_allows_it() -> None:
     assert problems == dict.fromkeys(problems)
     assert counts[0] == 1
     assert max(counts) == 2
+
+
+def processes_of(jobs: dict[str, str], lasting: bool, kill_idle: bool = False) -> tuple[dict[str, int], dict[str, Any]]:
+    """In which process each job ran, and what went wrong with it."""
+    seen: dict[str, int] = {}
+
+    def watch(name: str) -> Observer:
+        def see(event: Any) -> None:
+            if event["event"] == "process":
+                seen[name] = event["pid"]
+            elif kill_idle:
+                os.kill(seen[name], signal.SIGKILL)
+                while any(process.pid == seen[name] for process in multiprocessing.active_children()):
+                    time.sleep(0.01)
+
+        return see
+
+    problems = run_in_processes(jobs, FixedPace(2), tell_process, watch, lasting=lasting)
+    return seen, problems
+
+
+@pytest.mark.parametrize(("lasting", "processes"), [(True, 2), (False, 5)])
+def test_lasting_processes_take_one_run_after_another(lasting: bool, processes: int) -> None:
+    seen, problems = processes_of({str(k): "works" for k in range(5)}, lasting)
+    assert problems == dict.fromkeys("01234")
+    assert len(set(seen.values())) == processes
+    for pid in seen.values():
+        with pytest.raises(ProcessLookupError):  # none is left behind
+            os.kill(pid, 0)
+
+
+def test_a_lasting_process_that_dies_leaves_the_other_runs_alone() -> None:
+    seen, problems = processes_of({"a": "works", "b": "dies", "c": "works", "d": "works"}, lasting=True)
+    assert problems == {"a": None, "b": DIED, "c": None, "d": None}
+    assert seen["b"] not in (seen["a"], seen["c"], seen["d"])
+
+
+def test_a_process_that_dies_between_two_runs_is_replaced() -> None:
+    seen, problems = processes_of({str(k): "works" for k in range(3)}, lasting=True, kill_idle=True)
+    assert problems == dict.fromkeys("012")
+    assert len(set(seen.values())) == 3
+
+
+def test_what_processes_warn_of_is_said_once_by_their_parent() -> None:
+    with pytest.warns(UserWarning, match="a word of a process") as said:
+        processes_of({str(k): "warns" for k in range(3)}, lasting=True)
+    assert len(said) == 1
 
 
 # ---------------------------------------------------------------- portions of the device

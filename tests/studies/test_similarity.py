@@ -49,6 +49,26 @@ def test_both_arms_are_compared_with_the_reference(runs: dict[str, Path], tmp_pa
     assert found["new"]["host"] != found["new"]["flashback"]
 
 
+def test_both_arms_as_they_were_after_some_tasks(tmp_path: Path) -> None:
+    path, settings = (
+        str(write_tiny(tmp_path / "tiny.npz")),
+        {**SETTINGS, "benchmark.tasks": 3, "checkpoint.tasks": True},
+    )
+    for name, host in (("host", "lwf-mc"), ("flashback", "lwf-mc"), ("joint", "joint")):
+        config = configure(host, path, flashback=name == "flashback", settings={**settings, "benchmark.sizes": "2+3+2"})
+        run(config, out=tmp_path / name, device="cpu")
+    folders = [tmp_path / name for name in ("host", "flashback", "joint")]
+    found, last = (compare_representations(*folders, device="cpu", after_tasks=tasks) for tasks in (2, None))
+    assert found["host"] == "lwf-mc after 2 tasks"
+    joint, earlier = load_trained(folders[2], device="cpu"), load_trained(folders[0], device="cpu", after_tasks=2)
+    tasks = joint.benchmark.tasks
+    assert found["old"]["host"] == layer_similarity(earlier, joint, [tasks[0].test])
+    assert found["new"]["host"] == layer_similarity(earlier, joint, [tasks[1].test])
+    assert found["new"] != last["new"]
+    with pytest.raises(FlashbackError, match="at least two tasks"):
+        compare_representations(*folders, device="cpu", after_tasks=1)
+
+
 def test_a_network_that_names_no_layers_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(SmallCNN, "last_stage_layers")
     with pytest.raises(FlashbackError, match=r"^CKA compares layers, and the network SmallCNN names none; .*\(\)"):

@@ -152,6 +152,17 @@ def test_theorem_2_without_a_stability_distance() -> None:
     assert_equal_gradients(now.gradient(), now.host_gradient() + ALPHA * now.pulled_back(f, wanted))
 
 
+@pytest.mark.parametrize("name", ["er", "agem"])
+def test_theorem_2_on_draws_without_a_stability_distance(name: str) -> None:
+    """ER keeps labels, A-GEM a direction that steps must not oppose; the primary model's answers to a draw pull."""
+    now = in_phase_2(name)
+    output, slots = now.host.replayed(now.step)
+    f = output.logits
+    assert "stability" not in now.terms
+    wanted = 2 * (f.detach() - now.plastic.targets[slots]) / f.numel()
+    assert_equal_gradients(now.gradient(), now.host_gradient() + ALPHA * now.pulled_back(f, wanted))
+
+
 # ---------------------------------------------------------------- Theorem 3: parameter regularisation
 
 
@@ -159,13 +170,18 @@ def theta(now: Situation) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in now.parameters])
 
 
-def test_theorem_3_for_online_ewc() -> None:
+@pytest.mark.parametrize("name", ["oewc", "mas", "si"])
+def test_theorem_3_for_a_single_anchor(name: str) -> None:
     """The penalties have no factor 1/2, so the paper's alphas are twice those of the settings."""
-    now = in_phase_2("oewc")
+    now = in_phase_2(name)
     stable, plastic = now.host.stable, now.plastic
+    if not plastic.importance.any():  # where it comes of the steps of phase 1, which are made up here
+        plastic.importance.copy_(torch.rand(plastic.importance.shape, generator=torch.Generator().manual_seed(3)))
+        now.terms = now.stage.losses(now.step)
     alpha_s, alpha_p = 2 * now.host.settings.strength, 2 * ALPHA
     stability = alpha_s * stable.importance * (theta(now) - stable.values)
     plasticity = alpha_p * plastic.importance * (theta(now) - plastic.values)
+    assert_equal_gradients(now.gradient("stability"), stability)
     assert_equal_gradients(now.host_gradient(), now.gradient("task") + stability)
     assert_equal_gradients(now.gradient(), now.gradient("task") + stability + plasticity)
     assert_equal_gradients(now.gradient("plasticity"), plasticity)
@@ -209,7 +225,7 @@ def answers(now: Situation) -> tuple[Tensor, Tensor, Tensor]:
     return step.output.logits, host.anchor(step, host.stable), host.anchor(step, now.plastic)
 
 
-@pytest.mark.parametrize("name", ["foster", "wa", "bic"])
+@pytest.mark.parametrize("name", ["foster", "wa", "bic", "lwf"])
 @pytest.mark.parametrize("tau", [1.0, 2.0, 5.0])
 def test_theorem_4_as_printed_on_one_support(name: str, tau: float) -> None:
     """Softmax over the columns that the stable model has, with the factor 1 / tau; also where nothing expands."""
@@ -223,7 +239,7 @@ def test_theorem_4_as_printed_on_one_support(name: str, tau: float) -> None:
     assert_equal_gradients(now.both_distances(Support(columns=old), STABLE, ALPHA), pull)
 
 
-@pytest.mark.parametrize(("name", "alpha_s"), [("foster", 1.0), ("wa", 2 / 5), ("bic", 2 / 5)])
+@pytest.mark.parametrize(("name", "alpha_s"), [("foster", 1.0), ("wa", 2 / 5), ("bic", 2 / 5), ("lwf", 1.0)])
 @pytest.mark.parametrize("tau", [1.0, 2.0])
 def test_theorem_4_on_the_own_supports(name: str, alpha_s: float, tau: float) -> None:
     """Stability over the softmax of old columns, plasticity over that of all seen ones."""

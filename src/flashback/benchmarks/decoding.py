@@ -30,7 +30,8 @@ from flashback.benchmarks.pools import Array, Pool, Source, reading
 from flashback.errors import FlashbackError
 from flashback.records.folder import LOCK, NO_ROOM
 
-FORMATS = ("PNG", "JPEG")
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")  # of what moves or has pages, the first
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 CACHE = ".flashback"
 CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what file systems say that cannot
 MANY = 1000  # images that take long enough to decode for a progress bar
@@ -56,10 +57,15 @@ class Store:
 
     def decode(self, name: str, side: int | None) -> Array:
         """One image as uint8 [3, H, W], at its own size or as the central square of `side`."""
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
 
         with reading(self.root / name):
-            with Image.open(io.BytesIO(self.read(name)), formats=FORMATS) as file:
+            content = self.read(name)
+            try:
+                file = Image.open(io.BytesIO(content), formats=FORMATS)
+            except UnidentifiedImageError:  # which names the buffer
+                raise ValueError("no image of a known format") from None
+            with file:
                 picture = file.convert("RGB")
             if side is not None:  # the same as short side to `side`, then its centre, but never larger than the file
                 left, top = ((length - min(picture.size)) / 2 for length in picture.size)
@@ -79,7 +85,7 @@ def from_files(
     """The checksum covers names and sizes: hashing the pixels of a large set would cost minutes at every start."""
     if not train or not test:
         raise FlashbackError(
-            f"{store.root} has no {'test' if train else 'training'} images; put .png or .jpg files there"
+            f"{store.root} has no {'test' if train else 'training'} images; put {', '.join(SUFFIXES)} files there"
         )
     _, height, width = store.decode(train[0].name, side).shape
     image = (3, height, width)

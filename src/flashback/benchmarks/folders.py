@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashback.benchmarks.decoding import CACHE, File, Store, from_files
+from flashback.benchmarks.decoding import CACHE, SUFFIXES, File, Store, from_files
 from flashback.benchmarks.orders import imagenet100_classes
 from flashback.benchmarks.pools import Source, data_folder, reading
 from flashback.benchmarks.tasks import SMALL_SIDE
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, warn_once
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
 LARGE_SIDE = 256  # large images: short side to 256, then the central 256 x 256, from which crops of 224 are cut
 TINY = "tiny-imagenet-200"
 LARGEST_MEMBER = 64 * 2**20
@@ -28,6 +28,7 @@ def read_folder(root: Path) -> Source:
             f"{root / test} has a class '{unknown[0]}' that {root / 'train'} has not; remove or rename it"
         )
     train_files, test_files = _files(root, "train", names), _files(root, test, names)
+    _say_left_out(root, ("train", test), names)
     store = _store(root)
     large = bool(train_files) and max(store.decode(train_files[0].name, None).shape) > SMALL_SIDE
     return from_files(store, train_files, test_files, names, LARGE_SIDE if large else None)
@@ -81,6 +82,18 @@ def _files(root: Path, part: str, names: Sequence[str]) -> list[File]:
                 status = entry.stat()
                 files.append(File(f"{part}/{name}/{entry.name}", label, status.st_size, status.st_mtime_ns))
     return files
+
+
+def _say_left_out(root: Path, parts: Sequence[str], names: Sequence[str]) -> None:
+    """Whoever put files there expects them to be used; hidden ones are of the system."""
+    folders = [root / part / name for part in parts for name in names if (root / part / name).is_dir()]
+    entries = [entry for folder in folders for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    others = [entry for entry in entries if not (entry.is_file() and entry.name.lower().endswith(SUFFIXES))]
+    kinds = Counter("folders" if entry.is_dir() else Path(entry.name).suffix or "no ending" for entry in others)
+    if kinds:
+        told = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
+        images = f"images are {', '.join(SUFFIXES)} in train/<class>/ and test/<class>/"
+        warn_once(f"{len(others)} of {len(entries)} files in {root} are left out ({told}); {images}")
 
 
 def read_tinyimagenet(path: Path) -> Source:

@@ -18,7 +18,7 @@ from flashback.benchmarks.pools import Array, Pool, Source, data_folder
 from flashback.benchmarks.sources import fetch_files, find_files, find_source, say_missing
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
 from flashback.benchmarks.tasks import Benchmark, Images, Task
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, warn_once
 
 SKETCHED_SIDE = 16  # pixels that every backbone can halve three times and still find several
 IN_MEMORY = "arrays"  # the name of a benchmark that has neither a name nor a path
@@ -183,6 +183,9 @@ def _tasks(train: Part, test: Part, order: Sequence[int], ranges: list[range], n
             raise FlashbackError(f"task {index + 1} has no training images of class '{names[absent[0]]}'; add some")
         if len(test_rows) == 0:
             raise FlashbackError(f"task {index + 1} has no test images; add some or give other sizes")
+        if untested := sorted(set(classes) - set(position[test[0].labels[test_rows]].tolist())):
+            which = ", ".join(f"'{names[place]}'" for place in untested)
+            warn_once(f"task {index + 1} has no test images of {which}, so its accuracy says nothing of them")
         yield Task(index, classes, _images(train[0], train_rows, position), _images(test[0], test_rows, position))
 
 

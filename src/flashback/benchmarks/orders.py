@@ -92,10 +92,17 @@ def task_sizes(sizes: Sizes, classes: int) -> tuple[int, ...]:
     if read < 1 or classes % read:
         fitting = ", ".join(str(size) for size in range(1, classes + 1) if classes % size == 0)
         raise FlashbackError(
-            f"{classes} classes make no equal tasks of {read}; give a size among {fitting}, or the size of every task, "
-            "such as [4, 3, 3]"
+            f"{classes} classes make no equal tasks of {read}; give a size among {fitting}{_unequal(read, classes)}"
         )
     return (read,) * (classes // read)
+
+
+def _unequal(size: int, classes: int) -> str:
+    """The sizes that come nearest to equal ones, as a text."""
+    if not 1 <= size < classes:
+        return ""
+    whole, rest = divmod(classes, size)
+    return f", or unequal ones such as {f'{whole}x{size}' if whole > 1 else size}+{rest}"
 
 
 def task_ranges(sizes: Sizes, classes: int) -> list[range]:

@@ -28,6 +28,7 @@ from flashback.hosts.outside import find_hosts
 from flashback.recipes import config_from_dict, configure
 from flashback.recipes.resolving import check_flashback_is_on
 from flashback.records import RunFolder
+from flashback.studies.comparison import NothingToCompare
 from flashback.studies.comparison import compare as compare_arms
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
@@ -150,7 +151,7 @@ def resume(
 def compare(
     host: Host,
     benchmark: Benchmark = None,
-    seeds: Annotated[int | None, typer.Option(help="How many: 0, 1, 2, ...; default: 3.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="INTEGER", help="How many: 0, 1, 2, ...; default: 3.")] = None,
     seed_list: Annotated[str | None, typer.Option(help="Or the seeds themselves: 123,246,369.")] = None,
     out: Out = None,
     jobs: Jobs = None,
@@ -172,20 +173,23 @@ def compare(
     folder = out or Path("runs") / f"compare-{host}-{Path(benchmark).stem}"
     say_missing_recipe(host, benchmark, recipe or DEFAULT_RECIPE, host_file)
     with ProgressView() as view:
-        comparison = compare_arms(
-            host,
-            benchmark,
-            seeds=choose_seeds(seeds, seed_list),
-            out=folder,
-            recipe=recipe or DEFAULT_RECIPE,
-            settings=parse_settings(settings, {"--fast": fast or None, "--precision": precision}),
-            jobs=jobs,
-            data=data,
-            device=device,
-            host_file=host_file,
-            track=track or [],
-            watch=view.watch,
-        )
+        try:
+            comparison = compare_arms(
+                host,
+                benchmark,
+                seeds=choose_seeds(seeds, seed_list),
+                out=folder,
+                recipe=recipe or DEFAULT_RECIPE,
+                settings=parse_settings(settings, {"--fast": fast or None, "--precision": precision}),
+                jobs=jobs,
+                data=data,
+                device=device,
+                host_file=host_file,
+                track=track or [],
+                watch=view.watch,
+            )
+        except NothingToCompare as failed:  # what is known is shown all the same
+            comparison = failed.comparison
     console = output()
     console.print(tables.comparison_table(comparison, console.width), tables.cost_table(comparison))
     for note in tables.comparison_notes(comparison):
@@ -206,14 +210,24 @@ speed.register(app)
 # ---------------------------------------------------------------- from options to what the functions want
 
 
-def choose_seeds(count: int | None, listed: str | None) -> list[int]:
+def choose_seeds(count: str | None, listed: str | None) -> list[int]:
     within(count is None or listed is None, "give --seeds or --seed-list, not both")
     if listed is None:
-        return list(range(DEFAULT_SEEDS if count is None else count))
+        return list(range(DEFAULT_SEEDS if count is None else how_many(count)))
     try:
         return [int(seed) for seed in listed.split(",")]
     except ValueError:
         raise FlashbackError(f"--seed-list is whole numbers with commas between them, not '{listed}'") from None
+
+
+def how_many(count: str) -> int:
+    try:
+        return int(count)
+    except ValueError:
+        raise FlashbackError(
+            f"--seeds says how many seeds, such as 3 for 0, 1 and 2, not '{count}'; --seed-list takes the seeds "
+            "themselves, such as 123,246,369"
+        ) from None
 
 
 def reconfigure(path: Path, changes: dict[str, Any], data: Path | None) -> RunConfig:

@@ -11,11 +11,14 @@ from typing import NoReturn, cast
 import typer
 
 from flashback.cli.commands import app
+from flashback.config import HostSettings, homes_of
 from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS
 from flashback.training import Interrupted
 
 # click's error; typer keeps it in different places in different versions
 UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
+WITH_SETTINGS = ("run", "compare", "show", "tune", "check")  # the commands that have --set
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 
@@ -32,7 +35,7 @@ def carry_out(arguments: list[str]) -> int:
     except FlashbackError as error:
         return end(BAD_INPUT, f"error: {error}")
     except UsageError as error:
-        return end(BAD_INPUT, f"error: {error.format_message()}")  # type: ignore[attr-defined]
+        return end(BAD_INPUT, f"error: {as_setting(error, arguments) or error.format_message()}")  # type: ignore[attr-defined]
     except Interrupted:
         return end(INTERRUPTED, "interrupted; the same command goes on where it stopped")
     except (KeyboardInterrupt, typer.Abort):
@@ -44,6 +47,18 @@ def carry_out(arguments: list[str]) -> int:
         return end(FAILED, f"error: {problem.filename or 'a file'}: {problem.strerror or problem}")
     # typer makes an exit code of Ctrl-C by itself
     return end(INTERRUPTED, "interrupted") if code == INTERRUPTED else code or 0
+
+
+def as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
+    """How to write an option that is none but the name of a setting, such as --lr; None where it is not."""
+    option = str(getattr(error, "option_name", ""))
+    host = next((HOSTS[word].Settings for word in arguments if word in HOSTS), HostSettings)
+    keys = homes_of(option.lstrip("-").replace("-", "_"), host)
+    if not keys or arguments[0] not in WITH_SETTINGS:
+        return None
+    words = " ".join(arguments).replace("=", " ").split()
+    value = (*words[words.index(option) + 1 :], "...")[0]
+    return f"no such option: {option}; a setting is given by its key: {' or '.join(f'--set {k}={value}' for k in keys)}"
 
 
 def end(code: int, line: str) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from flashback.benchmarks import describe_benchmarks
 from flashback.benchmarks.load import missing_data
 from flashback.cli import tables
 from flashback.cli.options import Data, HostFile, Set, check_one_run, parse_settings, say_missing_recipe
@@ -79,8 +80,9 @@ def show_folder(folder: Path) -> None:
     settings = dotted(read_config(folder))
     names = (settings.get(key) for key in ("host.name", "flashback.enabled", "benchmark.name"))
     table = tables.make_table(f"{tables.titled(*names)}, recipe {settings.get('recipe')}", "setting", "value", texts=2)
+    own = benchmarks_own(str(settings.get("benchmark.name")))
     for key, value in settings.items():
-        table.add_row(key, shown(value))
+        table.add_row(key, shown(own.get(key) if value is None else value))
     output().print(table)
     if is_finished(folder):
         show_run(folder)
@@ -108,9 +110,19 @@ def settings_table(config: RunConfig, given: Collection[str]) -> Table:
     title = f"{tables.titled(*names)}, recipe {config.recipe}"
     table = tables.make_table(title, "setting", "value", "from", texts=3)
     sources = recipe_sources(config)
+    own = benchmarks_own(config.benchmark.name)
     for key, value in dotted(to_dict(config)).items():
-        table.add_row(key, shown(value), GIVEN if key in given else sources.get(key, DEFAULT))
+        if value is None and key in own:
+            table.add_row(key, shown(own[key]), "the benchmark's own")
+        else:
+            table.add_row(key, shown(value), GIVEN if key in given else sources.get(key, DEFAULT))
     return table
+
+
+def benchmarks_own(name: str) -> dict[str, str]:
+    """What stands where a configuration leaves order and sizes to the benchmark; files have no sizes of their own."""
+    described = next((row for row in describe_benchmarks() if row["name"] == name), {"order": "identity"})
+    return {f"benchmark.{key}": str(described[key]) for key in ("order", "sizes") if key in described}
 
 
 def recipe_sources(config: RunConfig) -> dict[str, str]:

@@ -17,7 +17,9 @@ from rich.table import Table
 from flashback.cli import tables
 from flashback.cli.options import Data, Device, HostFile, Jobs, Set, Track, say_missing_recipe
 from flashback.cli.progress import ProgressView, output
+from flashback.cli.report import say_answers
 from flashback.config import parse_assignment
+from flashback.reports import read_report
 from flashback.studies.jobs import Job, Place, lacking_data
 from flashback.studies.similarity import compare_representations
 from flashback.studies.sweeps import (
@@ -49,7 +51,7 @@ def register(app: typer.Typer) -> None:
 
 def sweep(
     file: Annotated[str, typer.Argument(help=f"A YAML file, or one of: {', '.join(sorted(shipped_sweeps()))}.")],
-    out: Annotated[Path, typer.Option(help="The folder for all records.")],
+    out: Annotated[Path | None, typer.Option(help="The folder for all records; default: under runs/.")] = None,
     jobs: Jobs = None,
     data: Data = None,
     device: Device = "auto",
@@ -61,7 +63,7 @@ def sweep(
 
     What is finished in the folder, from whatever machine, counts as done.
     """
-    chosen = read_sweep(file)
+    chosen, out = read_sweep(file), out or Path("runs") / f"sweep-{Path(file).stem}"
     triples = ((h, b, part.recipe) for part in chosen.parts for h, b in product(part.hosts, part.benchmarks))
     for host, benchmark, recipe in dict.fromkeys(triples):
         say_missing_recipe(host, benchmark, recipe, host_file)
@@ -82,6 +84,8 @@ def sweep(
     console = output()
     console.print(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.", soft_wrap=True)
     say_left_out(chosen)
+    if (found := read_report(out)).pairings:
+        say_answers(found)
     console.print(f"Records: {out}; see them with: flashback report {out}", soft_wrap=True)
     for line in tables.failure_lines(outcome.failures):
         typer.echo(line, err=True)
@@ -153,7 +157,7 @@ class LiveStates:
 
 def tune(
     host: Annotated[str, typer.Argument(help="The method, e.g. icarl.")],
-    out: Annotated[Path, typer.Option(help="The folder for the study and its runs.")],
+    out: Annotated[Path | None, typer.Option(help="The folder for the study; default: under runs/.")] = None,
     benchmark: Annotated[str, typer.Option(help="A name, an .npz or a folder.")] = "split-fashion-mini",
     trials: Annotated[int, typer.Option(help="How many choices to try, finished ones included.")] = 8,
     seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
@@ -168,7 +172,7 @@ def tune(
         best = tune_flashback(
             host,
             benchmark,
-            out=out,
+            out=out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}",
             trials=trials,
             seed=seed,
             recipe=recipe,
@@ -204,12 +208,24 @@ def cka(
     data: Data = None,
     device: Device = "auto",
     host_file: HostFile = None,
+    after_tasks: Annotated[
+        int | None, typer.Option(help="Both arms as they were after so many tasks; needs checkpoint.tasks=true.")
+    ] = None,
 ) -> None:
     """How near do both arms stay to joint training?
 
     Compares representations with CKA, layer by layer, on old and new classes.
     """
-    found = compare_representations(host, flashback, reference, data=data, device=device, host_file=host_file, out=out)
+    found = compare_representations(
+        host,
+        flashback,
+        reference,
+        data=data,
+        device=device,
+        host_file=host_file,
+        out=out,
+        after_tasks=after_tasks,
+    )
     columns = ("old, host", "old, flashback", "new, host", "new, flashback")
     table = tables.make_table("CKA with joint training, on old and new classes", "layer", *columns)
     for k, layer in enumerate(found["layers"]):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -15,12 +16,15 @@ from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord
 from flashback.records.terms import ARMS, FLASHBACK, SETTINGS
+from flashback.reports.overview import against_cells, method_rows
+from flashback.reports.pairings import Report
 from flashback.reports.reading import Run
 from flashback.reports.words import (
     HIGHER_IS_BETTER,
     SETTING_TITLES,
     TITLES,
     interval,
+    missing_values,
     number,
     plural,
     probability,
@@ -33,6 +37,8 @@ from flashback.studies.comparison import Comparison, Row, metrics_of
 from flashback.studies.jobs import group_failures
 from flashback.studies.sweeps import read_sweep, shipped_sweeps
 
+ANY_WIDTH = 1000  # of a terminal that no table fills
+MOST = 40  # methods that a terminal shows
 WIDE = 96  # columns of a terminal that has room between the columns of a comparison; 80 hold them all
 
 
@@ -131,6 +137,13 @@ def run_cost(record: RunRecord) -> str:
 
 def comparison_table(comparison: Comparison, width: int) -> Table:
     """Rows have the short names of the reports, so that all columns fit 80 letters."""
+    table = comparison_rows(comparison, width)
+    fits = Console(width=ANY_WIDTH).measure(table).maximum <= width
+    return table if fits else comparison_rows(comparison, width, broken="-\n")
+
+
+def comparison_rows(comparison: Comparison, width: int, broken: str = "-") -> Table:
+    """The names of settings are the longest in their column; `broken` takes the place of their hyphen."""
     seeds = f"{len(comparison.seeds)} seed{'s' * (len(comparison.seeds) > 1)}"
     title = f"{comparison.host} without and with flashback on {comparison.benchmark}, {seeds}"
     table = make_table(title, "", *ARMS, "difference", "95 % interval", "p")
@@ -138,13 +151,40 @@ def comparison_table(comparison: Comparison, width: int) -> Table:
         table.padding, table.show_edge = 0, False
     metrics = dict.fromkeys(row.metric for row in comparison.rows)
     meanings = "; ".join(" ".join(TITLES[metric]) for metric in metrics)
-    table.caption, table.caption_justify = f"mean ± deviation; ↓ less is better\n{meanings}", "left"
+    empty = "".join(f"\n{why[0].upper()}{why[1:]}" for why in missing_values(comparison, list(metrics)))
+    table.caption, table.caption_justify = f"mean ± deviation; ↓ less is better\n{meanings}{empty}", "left"
     for setting in SETTINGS:
-        table.add_row(Text(SETTING_TITLES[setting].replace("-", "-\n"), style="bold"))
+        table.add_row(Text(SETTING_TITLES[setting].replace("-", broken), style="bold"))
         for row in comparison.rows:
             if row.setting == setting:
                 table.add_row(f"  {TITLES[row.metric][0]}{arrow(row.metric)}", *row_cells(row))
         table.add_section()
+    return table
+
+
+# ---------------------------------------------------------------- methods of a report
+
+
+def methods_table(report: Report, setting: str, metrics: Sequence[str]) -> Table:
+    """Every method with its means; of very many the best."""
+    rows = method_rows(report, setting, metrics)
+    title = f"{SETTING_TITLES[setting]}, best first"
+    table = make_table(title, "method", "seeds", *(f"{TITLES[metric][0]}{arrow(metric)}" for metric in metrics))
+    for row in rows[:MOST]:
+        table.add_row(row.method.name, str(row.seeds), *row.cells)
+    more = f"; {len(rows) - MOST} more in the report" if len(rows) > MOST else ""
+    table.caption, table.caption_justify = f"mean ± deviation over seeds{more}; ↓ less is better", "left"
+    return table
+
+
+def against_table(report: Report, setting: str) -> Table:
+    """The average accuracy of every method beside that of the one it is tested against."""
+    title = f"against {report.baseline}: average accuracy, {SETTING_TITLES[setting]}"
+    table = make_table(title, "method", "against", "difference", "95 % interval", "p", "p adj.", "pairs", texts=2)
+    table.caption = "paired t-test by seed; p adj. is adjusted for the number of tests (Holm)"
+    table.caption_justify = "left"
+    for name, base, _, _, _, *tested in against_cells(report, setting, ["average_accuracy"]):
+        table.add_row(name, base, *tested)
     return table
 
 

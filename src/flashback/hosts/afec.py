@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from flashback.batches import Batch
 from flashback.config import not_negative
-from flashback.hosts.base import HOSTS
-from flashback.hosts.ewc import EWC, ElasticSettings
+from flashback.hosts.base import HOSTS, trainable
+from flashback.hosts.ewc import EWC, FisherSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ImportantParameters, flat
 from flashback.nets import Net, Output
 
 
 @dataclass(frozen=True)
-class AFECSettings(ElasticSettings):
+class AFECSettings(FisherSettings):
     empty_strength: float = 1.0  # lambda_e, weight of the pull towards the empty network
 
     def check(self) -> None:
@@ -64,17 +64,16 @@ class AFEC(EWC):
                 "empty network",
                 1,
                 {},
-                parameters=self.empty_parameters,
+                parameters=lambda: trainable(self.empty),
                 forward=lambda batch: Step(batch, self.empty(batch.x)),
                 losses=lambda step: {"expansion": self.task_loss(step.output.logits, step.batch.y)},
             ),
-            self.main_stage(
-                parameters=lambda: self.trained_parameters() + self.empty_parameters(), before_epoch=self.read_empty
-            ),
+            self.main_stage(before_epoch=self.read_empty),
         ]
 
-    def empty_parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.empty.parameters() if parameter.requires_grad]
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Both networks, in the first task the one alone."""
+        return trainable(self.net) + (trainable(self.empty) if self.task.index > 0 else [])
 
     def begin(self) -> None:
         self.anchored_epoch.fill_(-1)
@@ -115,4 +114,4 @@ class AFEC(EWC):
 
 def backbone_parameters(net: Net) -> list[nn.Parameter]:
     """The convergence leaves heads alone."""
-    return [parameter for parameter in net.backbone.parameters() if parameter.requires_grad]
+    return trainable(net.backbone)

@@ -6,6 +6,7 @@ knowledge base; it calls that distance with its stable knowledge, Flashback with
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast
@@ -51,8 +52,23 @@ class Host(nn.Module):
     Settings = HostSettings  # a host with settings of its own names their class
     family: ClassVar[str] = "none"  # distillation, replay, regularisation, dynamic
     has_knowledge: ClassVar[bool] = True  # a host without knowledge refuses Flashback
+    has_stability: ClassVar[bool] = True  # whether later tasks have a loss term 'stability', which phase 1 may weigh
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
     scores_unseen: ClassVar[bool] = True  # whether classes not met yet have a column (needed for forward transfer)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Refuse, where a class is written, what would go wrong without a word later."""
+        super().__init_subclass__(**keywords)
+        within(
+            not any("__init__" in vars(base) for base in cls.__mro__[: cls.__mro__.index(Host)]),
+            f"{cls.__name__} has an __init__ of its own, where no seed decides the weights; make what it needs in "
+            "build(self), after super().build()",
+        )
+        settings = cls.Settings
+        within(
+            "__dataclass_fields__" in vars(settings) or not inspect.get_annotations(settings),
+            f"the fields of {settings.__name__} are no settings yet; write @dataclass(frozen=True) above the class",
+        )
 
     def __init__(self, config: RunConfig, benchmark: Benchmark, device: torch.device) -> None:
         super().__init__()
@@ -83,7 +99,7 @@ class Host(nn.Module):
     # ------------------------------------------------------------ structure
 
     def build(self) -> None:
-        """Make the networks and the memory a host starts with."""
+        """Make the networks, the memory and the modules of its own that a host starts with."""
         self.net: nn.Module = self.new_net()
 
     def new_backbone(self) -> Backbone:
@@ -196,7 +212,12 @@ class Host(nn.Module):
         return Stream.of(self.task.train, self.device)
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
+        """What a stage trains unless it says otherwise: all that asks for gradients, the network first.
+
+        Knowledge is never among it. A host with modules that a stage of their own trains leaves them out here.
+        """
+        known = {id(p) for module in self.modules() if isinstance(module, Knowledge) for p in module.parameters()}
+        return [p for p in dict.fromkeys([*trainable(self.net), *trainable(self)]) if id(p) not in known]
 
     # ------------------------------------------------------------ a batch
 
@@ -208,7 +229,10 @@ class Host(nn.Module):
         return Step(batch, self.answering_net()(batch.x))
 
     def losses(self, step: Any) -> Mapping[str, Tensor]:
-        """Named terms whose sum is descended: 'task', 'stability', and whatever else the method has."""
+        """Named terms whose sum is descended: 'task', 'stability', and whatever else the method has.
+
+        By the name 'stability' phase 1 knows what `flashback.phase1_stability` weighs; the others are only logged.
+        """
         raise FlashbackError(f"{self.settings.name} says nothing of its losses; give its class a method losses(step)")
 
     def before_update(self, step: Any) -> None:
@@ -391,6 +415,10 @@ def copy_tensors(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None
             raise FlashbackError(f"the checkpoint does not fit this host: {name} has another shape or type")
     for name, tensor in own.items():
         tensor.copy_(saved[name])
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def features_of(output: Output) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flashback.batches import Batch
 from flashback.config import above_zero, at_least_one, not_negative
-from flashback.hosts.base import HOSTS, cross_entropy, one_hot
+from flashback.hosts.base import HOSTS, cross_entropy, one_hot, trainable
 from flashback.hosts.expanding import ExpandingHost, ExpandingSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support
@@ -50,6 +50,7 @@ class Beef(ExpandingHost):
     """
 
     Settings = BeefSettings
+    has_stability = False
     net: EnergyNet
 
     def build(self) -> None:
@@ -86,6 +87,10 @@ class Beef(ExpandingHost):
         if self.old is None or self.fusion is None:
             return Concatenation([self.net.backbone], self.net.head)
         return self.fusion.folded(self.old.module, self.net)
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """The new module; the calibration has a stage of its own."""
+        return trainable(self.net)
 
     def fusion_stage(self) -> Stage:
         """Trains the calibration alone, on as many images of each class."""

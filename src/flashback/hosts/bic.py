@@ -12,7 +12,7 @@ from torch import Tensor
 from flashback.batches import Stream
 from flashback.config import above_zero, at_least_one, within
 from flashback.hosts.base import HOSTS
-from flashback.hosts.soft import SharedDistillation, SoftSettings
+from flashback.hosts.soft import SharedDistillation, SoftExemplarSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.memory import within_quotas
 from flashback.nets import CorrectedNet, evaluating
@@ -20,7 +20,7 @@ from flashback.seeds import seeded_generator
 
 
 @dataclass(frozen=True)
-class BiCSettings(SoftSettings):
+class BiCSettings(SoftExemplarSettings):
     held_out: float = 0.1  # share of the images of the smallest class that every class gives to the bias correction
     correction_epochs: int | None = None  # None: as many as the main stage
     correction_lr: float | None = None  # base rate of the bias correction; None: that of the main stage

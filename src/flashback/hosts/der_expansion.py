@@ -38,6 +38,7 @@ class DERExpansion(JoiningHost):
     """
 
     Settings = DERExpansionSettings
+    has_stability = False
 
     # ------------------------------------------------------------ stages
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from flashback.config import within
+from flashback.hosts.balanced import BalancedHost
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
-from flashback.memory import Field, balanced_quotas, first_of_each, within_quotas
+from flashback.memory import Field, first_of_each
 from flashback.nets import untracked_batchnorm
 
 
@@ -22,24 +23,13 @@ class EditingSettings(ReplaySettings):
         within(0 < self.gamma <= 1, f"host.gamma lies in (0, 1], not {self.gamma}")
 
 
-class EditingHost(ReplayHost):
+class EditingHost(BalancedHost, ReplayHost):
     """Images enter the memory at the end of a task; in between, the targets of past images are kept up to date."""
 
     Settings = EditingSettings
 
     def fields(self) -> dict[str, Field]:
-        return {**super().fields(), "replays": ((), torch.int64)}  # how often a slot was replayed in this task
-
-    def check(self) -> None:
-        classes, size = self.benchmark.classes, self.settings.memory_size
-        within(size >= classes, f"host.memory_size is {size}, less than one image for {classes} classes each; raise it")
-
-    def available(self, wanted: int) -> int:
-        # In the first task the memory is empty to the end; asking it would wait for the device in every step.
-        return super().available(wanted) if self.task.index > 0 else 0
-
-    def filling(self) -> bool:
-        return False
+        return {**ReplayHost.fields(self), "replays": ((), torch.int64)}  # how often a slot was replayed in this task
 
     # ------------------------------------------------------------ after a step
 
@@ -70,26 +60,21 @@ class EditingHost(ReplayHost):
     @torch.no_grad()
     def end(self) -> None:
         """Trim past classes to their quotas, store new images, edit all past targets, forget the counts."""
-        memory, old = self.memory, len(self.task.before)
-        quotas = balanced_quotas(memory.capacity, old, len(self.task.classes), self.generator)
-        memory.keep(within_quotas(memory.labels[: memory.filled], quotas[:old]))
+        memory, quotas = self.memory, self.trim()
         past = torch.randperm(memory.filled, generator=self.generator, device=self.device)
         self.store_new(quotas)
         if len(past):
             self.edit(past, self.training_logits(memory.images[past]), torch.ones_like(past, dtype=torch.bool))
         memory["replays"].zero_()
 
-    def store_new(self, quotas: list[int]) -> None:
-        """The first images of each new class in a random order; their past heads are attenuated like edited ones."""
-        order = torch.randperm(len(self.task.train), generator=self.generator, device=self.device).cpu()
-        chosen = order[within_quotas(self.task.train.y[order], quotas)]
-        images, labels = self.task.train.x[chosen].to(self.device), self.task.train.y[chosen].to(self.device)
+    def stored_with(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Logits of which the past heads are attenuated like edited ones."""
         targets, since = self.training_logits(images), self.task.new.start
         if since:
             truth = targets.gather(1, labels[:, None])
             past = attenuated(targets[:, :since], truth, self.settings.gamma)
             targets = torch.cat([past, targets[:, since:]], dim=1)
-        self.memory.append(images, labels, targets=targets, replays=torch.zeros_like(labels))
+        return {"targets": targets, "replays": torch.zeros_like(labels)}
 
     def training_logits(self, raw: Tensor) -> Tensor:
         """Logits as a training step would see them: augmented, with batch statistics, which are not tracked here."""

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from flashback.batches import Batch
 from flashback.config import above_zero, at_least_one, within
 from flashback.hosts.base import Classifier
-from flashback.hosts.soft import SoftDistillation, SoftSettings
+from flashback.hosts.exemplars import ExemplarHost
+from flashback.hosts.soft import SoftDistillation, SoftExemplarSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, ModuleKnowledge, soft_cross_entropy
 from flashback.nets import Backbone, Boosted, BoostedOutput, GrowingNet, LinearHead, Output, Whole, evaluating
 
 
 @dataclass(frozen=True)
-class ExpandingSettings(SoftSettings):
+class ExpandingSettings(SoftExemplarSettings):
     """What every host with a growing network has."""
 
 
@@ -38,7 +39,7 @@ class CompressionSettings(ExpandingSettings):
         within(0 <= self.beta2 < 1, f"host.beta2 lies in [0, 1), not {self.beta2}")
 
 
-class ExpandingHost(SoftDistillation):
+class ExpandingHost(ExemplarHost, SoftDistillation):
     """A host whose heads have rows for the classes met so far, and no others."""
 
     Settings = ExpandingSettings

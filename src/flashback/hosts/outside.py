@@ -13,10 +13,12 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from flashback.errors import FlashbackError
 from flashback.hosts.base import HOSTS
 from flashback.nets import NETS
+from flashback.registry import Registry
 
 GROUP = "flashback.hosts"
 HostFiles = str | Path | Sequence[str | Path] | None
@@ -64,7 +66,10 @@ def load_host_file(path: str | Path) -> list[str]:
         forget(module, files)
         module = execute(path, source, name)
         module.__code__ = digest(files)
-    own = [entry for _, entry in sorted(module.__registered__)]
+    registries: dict[str, Registry[Any]] = {HOSTS.kind: HOSTS, NETS.kind: NETS}
+    for (kind, registered), entry in module.__registered__.items():
+        registries[kind].register(registered)(entry)  # a notebook may have taken the name since
+    own = [registered for _, registered in sorted(module.__registered__)]
     if not own:
         raise FlashbackError(
             f'--host-file {path} registers no host and no net; decorate its class with @HOSTS.register("name") or '
@@ -209,4 +214,6 @@ def in_one_line(problem: BaseException) -> str:
         file = f" of {Path(problem.filename).name}" if problem.filename else ""
         return f"syntax error in line {problem.lineno}{file}: {problem.msg}"
     said = " ".join(str(problem).split())
+    if isinstance(problem, FlashbackError):
+        return said
     return f"{type(problem).__name__}: {said}" if said else type(problem).__name__

@@ -30,6 +30,7 @@ class PlainReplay(ExemplarHost):
     """
 
     Settings = PlainReplaySettings
+    has_stability = False
 
     def allocate(self) -> None:
         """Nothing to allocate: the memory stands from the start."""

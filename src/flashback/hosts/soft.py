@@ -1,4 +1,4 @@
-"""Soft distillation: a distance that many hosts with exemplars have, and the loss that WA and BiC share."""
+"""Soft distillation: a distance that many hosts have, with exemplars or without, and the loss of WA and BiC."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ from typing import Any
 
 from torch import Tensor
 
-from flashback.config import above_zero
-from flashback.hosts.base import cross_entropy
+from flashback.config import HostSettings, above_zero
+from flashback.hosts.base import Host, cross_entropy
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Step
 from flashback.knowledge import Support, soft_cross_entropy
 
 
-@dataclass(frozen=True)
-class SoftSettings(ExemplarSettings):
-    normalise: bool = True  # herd unit-length features
+@dataclass(frozen=True, kw_only=True)
+class SoftSettings(HostSettings):
     temperature: float = 2.0  # of every distillation
 
     def check(self) -> None:
-        super().check()
         above_zero(self, "temperature")
 
 
-class SoftDistillation(ExemplarHost):
-    """A host with exemplars whose softened answers are held near those of what it knows."""
+@dataclass(frozen=True)
+class SoftExemplarSettings(ExemplarSettings, SoftSettings):
+    normalise: bool = True  # herd unit-length features
+
+    def check(self) -> None:
+        ExemplarSettings.check(self)
+        SoftSettings.check(self)
+
+
+class SoftDistillation(Host):
+    """A host whose softened answers are held near those of what it knows."""
 
     Settings = SoftSettings
+    family = "distillation"
 
     def distance(self, step: Step, knowledge: Any, support: Support) -> Tensor:
         """Soft cross-entropy (Eq. 18 and 23) of raw logits, on the softmax of the columns alone."""
@@ -41,9 +49,10 @@ class SoftDistillation(ExemplarHost):
         return logits
 
 
-class SharedDistillation(SoftDistillation):
+class SharedDistillation(ExemplarHost, SoftDistillation):
     """(1 - lambda) cross-entropy over seen classes + lambda distillation of old ones, lambda the share of the old."""
 
+    Settings = SoftExemplarSettings
     family = "distillation"
 
     def old_share(self) -> float:

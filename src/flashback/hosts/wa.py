@@ -8,12 +8,12 @@ from torch import nn
 
 from flashback.hosts.aligning import align_new_rows
 from flashback.hosts.base import HOSTS
-from flashback.hosts.soft import SharedDistillation, SoftSettings
+from flashback.hosts.soft import SharedDistillation, SoftExemplarSettings
 from flashback.hosts.stages import Step
 
 
 @dataclass(frozen=True)
-class WASettings(SoftSettings):
+class WASettings(SoftExemplarSettings):
     # Clip the weights of the head at 0 after every step, so that longer rows mean larger logits (DER-ClassIL).
     positive: bool = False
 

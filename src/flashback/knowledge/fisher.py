@@ -7,19 +7,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 from torch.nn import functional as F
 
-from flashback.knowledge.kinds import flat
-from flashback.nets import evaluating
+from flashback.knowledge.gradients import Score, Weights, mean_over_images
 
 Estimator = Literal["empirical", "mammoth", "exact"]
-GRADIENT_BYTES = {"cuda": 2 << 30}  # what the gradients of one chunk of images may take
-ON_OTHERS = 1 << 29
-LARGEST_CHUNK = 512  # bounds the activations of networks with few parameters
 
 
-@torch.no_grad()
 def fisher_diagonal(
     net: nn.Module, images: Tensor, labels: Tensor, view: Callable[[Tensor], Tensor], estimator: Estimator
 ) -> Tensor:
@@ -30,24 +25,20 @@ def fisher_diagonal(
       mammoth: the same, times p(y), so that images the network gets wrong do not dominate;
       exact: grad log p(c), times p(c), summed over all columns c, at the cost of a pass for each.
     """
-    weights = {name: weight.detach() for name, weight in net.named_parameters() if weight.requires_grad}
-    squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    gradients = vmap(grad(score_of(net, estimator)), in_dims=(None, 0, 0))
-    device, chunk = next(iter(weights.values())).device, chunk_size(list(weights.values()))
-    # In evaluation mode batch norm couples no images and keeps its statistics; vmap cannot enter compiled modules.
-    with evaluating(net), torch.compiler.set_stance("force_eager"):
-        for raw, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
-            x = view(raw.to(device))
-            for columns in passes(net, x, y.to(device), estimator):
-                for name, gradient in gradients(weights, x, columns).items():
-                    squares[name] += gradient.square_().sum(dim=0)
-    return flat(squares.values()) / len(labels)
+
+    def passes(x: Tensor, labels: Tensor) -> list[Tensor]:
+        """The column to differentiate for every image, for each pass over the images."""
+        if estimator != "exact":
+            return [labels]
+        return [torch.full_like(labels, column) for column in range(net(x[:1]).logits.shape[1])]
+
+    return mean_over_images(net, images, labels, view, score_of(net, estimator), torch.square_, passes)
 
 
-def score_of(net: nn.Module, estimator: Estimator) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
+def score_of(net: nn.Module, estimator: Estimator) -> Score:
     """The number whose gradient is squared, for one image and one column."""
 
-    def score(weights: dict[str, Tensor], x: Tensor, column: Tensor) -> Tensor:
+    def score(weights: Weights, x: Tensor, column: Tensor) -> Tensor:
         every_log_p = F.log_softmax(functional_call(net, weights, (x[None],)).logits[0], dim=0)
         # A masked sum, since the gradient of an indexed read is not deterministic on every device.
         log_p = (every_log_p * (torch.arange(len(every_log_p), device=x.device) == column)).sum()
@@ -55,16 +46,3 @@ def score_of(net: nn.Module, estimator: Estimator) -> Callable[[dict[str, Tensor
         return log_p if estimator == "empirical" else 2.0 * (0.5 * log_p).exp()
 
     return score
-
-
-def passes(net: nn.Module, x: Tensor, labels: Tensor, estimator: Estimator) -> list[Tensor]:
-    """The column to differentiate for every image, for each pass over the images."""
-    if estimator != "exact":
-        return [labels]
-    return [torch.full_like(labels, column) for column in range(net(x[:1]).logits.shape[1])]
-
-
-def chunk_size(weights: list[Tensor]) -> int:
-    """How many images may hold their gradients at the same time."""
-    one_image = sum(weight.numel() * weight.element_size() for weight in weights)
-    return max(1, min(LARGEST_CHUNK, GRADIENT_BYTES.get(weights[0].device.type, ON_OTHERS) // one_image))

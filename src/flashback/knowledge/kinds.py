@@ -91,7 +91,7 @@ class ImportantParameters(Knowledge):
         self.register_buffer("values", values)
         self.register_buffer("importance", torch.zeros_like(values))
 
-    def distance(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+    def distance(self, parameters: Iterable[Tensor]) -> Tensor:
         """The quadratic form of Eq. 17 and 22, without the factor 1/2 (which the weights of the hosts include)."""
         form: Tensor = QuadraticForm.apply(flat(parameters), self.values, self.importance)  # type: ignore[no-untyped-call]
         return form

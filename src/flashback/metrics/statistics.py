@@ -101,22 +101,23 @@ def interval(test: PairedTest) -> str:
     return ABSENT if test.low is None or test.high is None else f"{signed(test.low)} to {signed(test.high)}"
 
 
-def verdict(test: PairedTest, higher_is_better: bool = True) -> str:
-    """One honest sentence about a paired test, at the 5 % level."""
+def verdict(test: PairedTest, higher_is_better: bool = True, subject: str = "") -> str:
+    """One honest sentence about a paired test, at the 5 % level; of flashback, or of another subject."""
     if test.difference is None:
         return "There is no pair to compare."
+    changes = f"{subject} differs by" if subject else "flashback changes this by"
     pairs = f"{test.pairs} pair{'s' * (test.pairs > 1)} (one per {test.unit})"
     if test.pairs < 2:
-        return f"Too few pairs for a test: flashback changes this by {signed(test.difference)} in {pairs}."
+        return f"Too few pairs for a test: {changes} {signed(test.difference)} in {pairs}."
     if test.p is None:
-        return f"No test is possible: flashback changes this by exactly {signed(test.difference)} in each of {pairs}."
+        return f"No test is possible: {changes} exactly {signed(test.difference)} in each of {pairs}."
     p = probability(test.p, equals="= ")
     numbers = f"{signed(test.difference)}, 95 % interval {interval(test)}, p {p}, {pairs}"
     few = f"; fewer than {FEW} pairs, so read it with care" if test.pairs < FEW else ""
     if test.p >= 0.05:
         return f"No significant difference at the 5 % level ({numbers}){few}."
     direction = "better" if (test.difference > 0) == higher_is_better else "worse"
-    return f"Flashback is significantly {direction} at the 5 % level ({numbers}){few}."
+    return f"{subject or 'Flashback'} is significantly {direction} at the 5 % level ({numbers}){few}."
 
 
 def _pairs(host: Paired, flashback: Paired) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

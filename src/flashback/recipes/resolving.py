@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from flashback.benchmarks import known_as
 from flashback.benchmarks.sizes import with_listed_sizes
-from flashback.config import RunConfig, build, check_sections, set_dotted, to_dict, within
-from flashback.errors import FlashbackError
-from flashback.hosts import HOSTS
+from flashback.config import RunConfig, TrainingConfig, build, check_sections, set_dotted, to_dict, within
+from flashback.errors import FlashbackError, unknown
+from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import load_installed_hosts
 from flashback.recipes.catalogue import CONTROLLED, DEFAULTS, KINDS, find_recipe, list_recipes, read_recipe_file
 from flashback.records import dotted
@@ -28,9 +28,11 @@ def configure(
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
     data: str | Path | None = None,
+    **plain: Any,
 ) -> RunConfig:
     """The configuration of one run; `settings` have dotted keys ("training.epochs": 5) and win over the recipe.
 
+    Settings of the host and of its training may be given by their plain names too: epochs=5, memory_size=200.
     Where there is no controlled recipe the defaults stand, and the configuration says so: its recipe is "defaults".
     Settings of flashback need `flashback=True`; an explicit False, as for the other arm of a comparison, lets them be.
     `data` is the data folder, where files of one's own are looked for too.
@@ -42,7 +44,7 @@ def configure(
     )
     if host not in HOSTS:
         load_installed_hosts()
-    own = dotted(settings or {})
+    own = dotted(settings or {}) | dotted_keys(HOSTS[host], plain)
     left_open = flashback is None and ENABLED not in own
     within(own.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
     name, recipe = own.pop("benchmark.name", str(benchmark)), own.pop("recipe", recipe)
@@ -55,6 +57,23 @@ def configure(
     if left_open:
         check_flashback_is_on(config, own)
     return config
+
+
+def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The full key of each plain name: a setting of the host or of its training, or the seed."""
+    known = {"seed": ["seed"]}
+    for prefix, section in (("training", TrainingConfig), ("host", host.Settings)):
+        for field in fields(section):
+            known.setdefault(field.name, []).append(f"{prefix}.{field.name}")
+    for name in settings:
+        if name not in known:
+            raise unknown("setting", name, known)
+        within(
+            len(known[name]) == 1,
+            f"'{name}' may be {' or '.join(known[name])}; say which in a configuration, "
+            f'fb.configure(..., settings={{"{known[name][0]}": ...}})',
+        )
+    return {known[name][0]: value for name, value in settings.items()}
 
 
 def check_flashback_is_on(config: RunConfig, given: Mapping[str, Any]) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flashback.recipes import KINDS
+from flashback.records.terms import FLASHBACK
 from flashback.reports.departures import BESIDE, changes, flat_settings
 from flashback.reports.reading import Run
-from flashback.reports.words import plural, written
+from flashback.reports.words import ARM_TITLES, plural, written
 
-DATA, ORDER = "data", "class order"  # tell comparisons apart whose settings are the same
-FIRST = ("recipe", DATA, ORDER, "benchmark.tasks", "training.epochs", "benchmark.validation")  # to be known first
+DATA, ORDER, CODE = "data", "class order", "code"  # tell comparisons apart whose settings are the same
+FIRST = ("recipe", CODE, DATA, ORDER, "benchmark.tasks", "training.epochs", "benchmark.validation")  # to be known first
 SHOWN = 4  # settings in a name; the others are counted
 LETTERS = 40  # of a value in a name
 DIGITS = 8  # of a checksum
@@ -31,6 +32,10 @@ class Described:
     settings: dict[str, Any]
     keys: list[str]
 
+    @property
+    def but_for_code(self) -> str:
+        return written({k: v for k, v in self.settings.items() if k != CODE and not k.startswith("flashback.")})
+
     def name(self, telling: Sequence[str] = ()) -> str:
         """With the first keys of its own, and with those that tell it from others."""
         shown = [*self.keys[:SHOWN], *(key for key in telling if key not in self.keys[:SHOWN])]
@@ -40,10 +45,13 @@ class Described:
         return f"{self.title} ({words}{rest})" if words else self.title
 
 
-def name_pairs(pairs: Sequence[Runs]) -> list[str]:
-    """One name for each; those that would share one say in which further settings they differ."""
+def name_pairs(pairs: Sequence[Runs], with_arm: bool = False) -> list[str]:
+    """One name for each; those that would share one say in which further settings they differ.
+
+    `with_arm` is for single arms, which are then told apart by it.
+    """
     several = len({run.benchmark for runs in pairs for run in runs.values()}) > 1
-    described = [describe(runs, several) for runs in pairs]
+    described = with_codes([describe(runs, several, with_arm) for runs in pairs])
     names = [one.name() for one in described]
     for name in {name for name in names if names.count(name) > 1}:
         alike = [k for k, other in enumerate(names) if other == name]
@@ -52,16 +60,33 @@ def name_pairs(pairs: Sequence[Runs]) -> list[str]:
     return unique(names)
 
 
-def describe(runs: Runs, several: bool) -> Described:
+def describe(runs: Runs, several: bool, with_arm: bool = False) -> Described:
     """Of a report on several benchmarks with its own; else the report says once which it is."""
     run = list(runs.values())[-1]  # of the flashback arm, where there is one
     changed, settings = changes(runs.values()), flat_settings(run)
     named = ["recipe"] if run.recipe in KINDS[1:] else []
-    method, implied = (f"{run.host} with ANCL", ANCL) if is_ancl(settings) else (run.host, ())
+    arm = f" {ARM_TITLES[FLASHBACK]}" if with_arm and run.arm == FLASHBACK else ""
+    method, implied = (f"{run.host} with ANCL", ANCL) if is_ancl(settings) else (f"{run.host}{arm}", ())
     title = f"{method} on {Path(run.benchmark).stem}" if several else method
-    data = {DATA: str(run.data["data_checksum"])[:DIGITS], ORDER: run.data["class_order"]}
+    data = {DATA: str(run.data["data_checksum"])[:DIGITS], ORDER: run.data["class_order"], CODE: short_code(run)}
     keys = [*named, *(key for key in changed if key not in implied)]
     return Described(title, data | settings | changed, in_order(keys))
+
+
+def with_codes(described: Sequence[Described]) -> list[Described]:
+    """Where all settings of the host are the same and its files are not, names have these, in either arm."""
+    codes: dict[str, set[str]] = {}
+    for one in described:
+        codes.setdefault(one.but_for_code, set()).add(one.settings[CODE])
+    several = [len(codes[one.but_for_code]) > 1 for one in described]
+    return [
+        replace(one, keys=in_order([CODE, *one.keys])) if told else one
+        for one, told in zip(described, several, strict=True)
+    ]
+
+
+def short_code(run: Run) -> str:
+    return str(run.code or "unknown")[:DIGITS]
 
 
 def is_ancl(settings: Mapping[str, Any]) -> bool:

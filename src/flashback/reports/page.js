@@ -487,13 +487,15 @@
     });
   }
 
-  const metric = $("#metric");
+  const metric = $("#metric"); // which only comparisons have
   function filter() {
     for (const row of $$("#results-table tbody tr")) row.hidden = metric.value !== "" && row.dataset.metric !== metric.value;
   }
-  metric.addEventListener("change", filter);
-  metric.value = data.pairings.length > 4 ? "average_accuracy" : "";
-  filter();
+  if (metric) {
+    metric.addEventListener("change", filter);
+    if (data.pairings.length > 4) metric.value = [...metric.options].some((one) => one.value === "average_accuracy") ? "average_accuracy" : metric.options[1].value;
+    filter();
+  }
 
   const chooser = $("#pairing");
   chooser.addEventListener("change", () => { state.pairing = Number(chooser.value); draw(); });

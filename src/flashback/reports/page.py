@@ -8,18 +8,32 @@ import re
 from pathlib import Path
 
 from flashback.records.terms import ARMS, SETTINGS
+from flashback.reports.against import tested_against, untested
 from flashback.reports.departures import recipe_in_words
-from flashback.reports.markup import HEAD, Html, element, embedded_json, join, note, row, scrolling, table
+from flashback.reports.markup import (
+    HEAD,
+    Html,
+    bullets,
+    bullets_by_setting,
+    element,
+    embedded_json,
+    join,
+    note,
+    row,
+    scrolling,
+    table,
+)
+from flashback.reports.overview import AGAINST_HEAD, AGAINST_NOTE, OVERVIEW, against_cells, method_rows
 from flashback.reports.pairings import Outcome, Pairing, Report
 from flashback.reports.payload import payload
 from flashback.reports.sections import budget, paper, runs, statistics
 from flashback.reports.words import (
     ARM_TITLES,
-    HIGHER_IS_BETTER,
     SETTING_TITLES,
     SIGNIFICANT,
     TITLES,
     direction,
+    heading,
     interval,
     plural,
     probability,
@@ -62,6 +76,8 @@ def body(report: Report) -> Html:
     made = {
         "Answers": answers(report),
         "Results": results(report),
+        "Methods": methods(report),
+        "Tests": against(report),
         "Details": details(report),
         "Similarity": similarities(report),
         "Budget": budget(report),
@@ -83,8 +99,9 @@ def anchor(title: str) -> str:
 def masthead(report: Report) -> Html:
     return element(
         "header",
-        element("h1", "Does flashback help?"),
+        element("h1", report.title),
         element("p", report.contents, class_="soft"),
+        *(element("p", remark, class_="warning") for remark in report.code_remarks),
         element("noscript", element("p", "The charts need JavaScript; the tables are complete without it.")),
         class_="masthead",
     )
@@ -112,18 +129,23 @@ def setting_tabs() -> Html:
 
 
 def answers(report: Report) -> Html:
-    """The first at a glance, the others on request; arms with nothing to compare in one line."""
+    """The first at a glance, the others on request; arms with nothing to compare in one line.
+
+    Nothing where no method has both arms.
+    """
+    if not report.comparisons:
+        return Html()
     indices = {pairing.name: str(index) for index, pairing in enumerate(report.pairings)}
     cards = [answer(pairing, indices[pairing.name]) for pairing in report.comparisons]
     about = "By average accuracy, one pair of runs per seed; whole runs and comparisons with many pairs come first."
-    parts = [note(about), element("ol", *cards[:CARDS], class_="answers")] if cards else []
+    parts = [note(about), element("ol", *cards[:CARDS], class_="answers")]
     if rest := cards[CARDS:]:
         more = element("summary", f"Show all {plural(len(cards), 'comparison')}")
         parts.append(element("details", more, element("ol", *rest, class_="answers")))
     if report.singles:
         names = [single(pairing, indices[pairing.name]) for pairing in report.singles]
         listed = element("ul", *names, class_="notes")
-        parts.append(element("details", element("summary", report.singles_in_words), listed, open=not cards))
+        parts.append(element("details", element("summary", report.singles_in_words), listed))
     return join(parts)
 
 
@@ -176,14 +198,71 @@ def badge(text: str, warn: bool = False) -> Html:
 # ---------------------------------------------------------------- the table
 
 
+def methods(report: Report) -> Html:
+    """Every method in a row."""
+    if not report.has_overview:
+        return Html()
+    rows: dict[str, list[Html]] = {
+        setting: [
+            row(one.method.name, [], [str(one.seeds), *map(mean_cell, one.cells, one.best)])
+            for one in method_rows(report, setting, report.metrics)
+        ]
+        for setting in SETTINGS
+    }
+    columns = ("method", "seeds", *map(heading, report.metrics))
+    about = (
+        "Mean ± sample deviation over seeds, in percent; best first by average accuracy, the best of each metric in "
+        "bold. An arrow says which way is better. Methods that learned all tasks at once are bounds and never bold."
+    )
+    return join(
+        [
+            table(columns, rows, texts=1, title="Methods", name="methods-table"),
+            note(about),
+            *map(note, report.value_remarks),
+        ]
+    )
+
+
+def mean_cell(text: str, best: bool) -> Html:
+    return element("td", text, class_="n sure" if best else "n")
+
+
+def against(report: Report) -> Html:
+    """Every method against the one that was named; nothing where none was."""
+    if not report.baseline:
+        return Html()
+    said = {s: [f"{one.name}. {one.answer(s)}" for one in tested_against(report)] for s in SETTINGS}
+    rows = {
+        setting: [
+            row(cells[0], cells[1:3], cells[3:])
+            for cells in against_cells(report, setting, report.metrics if report.chosen else OVERVIEW)
+        ]
+        for setting in SETTINGS
+    }
+    missing = untested(report)
+    return join(
+        [
+            element("h3", f"Against {report.baseline}"),
+            bullets_by_setting(said),
+            bullets(missing) if missing else Html(),
+            table(AGAINST_HEAD, rows, texts=3, title="Tests", name="against-table"),
+            note(AGAINST_NOTE),
+        ]
+    )
+
+
 def results(report: Report) -> Html:
+    """Both arms side by side; nothing where no method has both."""
+    if not report.comparisons:
+        return Html()
     choices = [element("option", "all metrics", value="")]
     choices += [element("option", ", ".join(TITLES[metric]), value=metric) for metric in report.metrics]
     rows = {
         setting: [
             result_row(pairing, pairing.row(setting, metric))
             for pairing in report.pairings
-            for metric in pairing.metrics
+            for metric in report.metrics
+            if metric in pairing.metrics
         ]
         for setting in SETTINGS
     }
@@ -199,14 +278,13 @@ def results(report: Report) -> Html:
                 "better. SPR is forgetting in percent of the accuracy on the last task, so read it together with NTA; "
                 "of negative forgetting there is none."
             ),
-            *map(note, report.seed_remarks),
+            *map(note, [*report.seed_remarks, *([] if report.has_overview else report.value_remarks)]),
         ]
     )
 
 
 def result_row(pairing: Pairing, found: Row) -> Html:
-    test, (short, long) = found.test, TITLES[found.metric]
-    better = "↑" if HIGHER_IS_BETTER[found.metric] else "↓"
+    test, long = found.test, TITLES[found.metric][1]
     sure = "sure" if test.p is not None and test.p < SIGNIFICANT else ""
     kind = " ".join(f"n {direction(found.metric, test.difference)} {sure}".split())
     numbers = [
@@ -216,7 +294,7 @@ def result_row(pairing: Pairing, found: Row) -> Html:
         probability(test.p),
         str(test.pairs),
     ]
-    return row(pairing.name, [f"{short} {better}"], numbers, data_metric=found.metric, title=long)
+    return row(pairing.name, [heading(found.metric)], numbers, data_metric=found.metric, title=long)
 
 
 # ---------------------------------------------------------------- charts, which the page draws from its data

@@ -11,12 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flashback.config import within
+from flashback.errors import unknown
 from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, paired_test, verdict
 from flashback.recipes.catalogue import AS_PUBLISHED
 from flashback.records import RunRecord, differing_keys
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.departures import changes, is_whole
-from flashback.reports.naming import name_pairs
+from flashback.reports.naming import name_pairs, short_code
 from flashback.reports.printed import Printed, printed_for
 from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
@@ -26,6 +28,8 @@ from flashback.reports.words import (
     SETTING_TITLES,
     SIGNIFICANT,
     TITLES,
+    metric_called,
+    missing_values,
     plural,
     unmatched_seeds,
     unvalued_seeds,
@@ -67,8 +71,19 @@ class Pairing:
         return next(iter(self.runs.values()))
 
     @property
+    def last_run(self) -> Run:
+        """Of flashback, where both arms are there."""
+        return list(self.runs.values())[-1]
+
+    @property
     def arms(self) -> list[str]:
         return [arm for arm in ARMS if self.of(arm)]
+
+    @property
+    def short_name(self) -> str:
+        """Of an arm by itself, whatever its settings."""
+        run = self.any_run
+        return f"{run.host} {ARM_TITLES[FLASHBACK]}" if run.arm == FLASHBACK else run.host
 
     @property
     def is_single(self) -> bool:
@@ -92,6 +107,11 @@ class Pairing:
     def is_whole(self) -> bool:
         """Whether none of its runs was shortened or tested on validation images."""
         return all(map(is_whole, self.runs.values()))
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it learned all tasks at once: what the others aim at, and no competitor of theirs."""
+        return self.measured(SETTINGS[0], "average_incremental_accuracy")[0] is None
 
     @cached_property
     def changes(self) -> dict[str, Any]:
@@ -143,6 +163,12 @@ class Pairing:
             return []
         host, flashback = (self.of(arm)[0].settings for arm in ARMS)
         return differing_keys(host, flashback, ignored)
+
+    def measured(self, setting: str, metric: str = "average_accuracy") -> tuple[float | None, float | None]:
+        """Mean and deviation of its one arm, or of flashback where both are there."""
+        arm = self.arms[-1]
+        row = self.row(setting, metric) if metric in self.metrics else None
+        return (None, None) if row is None else (row.mean[arm], row.deviation[arm])
 
     def row(self, setting: str, metric: str = "average_accuracy") -> Row:
         return next(row for row in self.comparison.rows if (row.setting, row.metric) == (setting, metric))
@@ -203,6 +229,8 @@ class Report:
     pairings: list[Pairing]
     similarities: list[Similarity]
     skipped: dict[str, str]
+    baseline: str = ""  # the method that others are tested against, as the user calls it
+    chosen: tuple[str, ...] = ()  # metrics, in the order of the tables; all where none is named
 
     @property
     def comparisons(self) -> list[Pairing]:
@@ -213,10 +241,47 @@ class Report:
     def singles(self) -> list[Pairing]:
         return [pairing for pairing in self.pairings if pairing.is_single]
 
+    @cached_property
+    def methods(self) -> list[Pairing]:
+        """Every arm by itself and once, though a host may stand in several pairings."""
+        arms = [{key: run for key, run in p.runs.items() if run.arm == arm} for p in self.pairings for arm in p.arms]
+        distinct = list({tuple(run.name for run in runs.values()): runs for runs in arms}.values())
+        return list(map(Pairing, name_pairs(distinct, with_arm=True), distinct))
+
+    def ranked(self, setting: str) -> list[Pairing]:
+        """The methods, on each benchmark best first by average accuracy."""
+        order = {
+            method.name: (method.any_run.benchmark, -(method.measured(setting)[0] or 0)) for method in self.methods
+        }
+        return sorted(self.methods, key=lambda method: order[method.name])
+
+    @property
+    def has_overview(self) -> bool:
+        """Whether there is more to look over than the two arms of one host."""
+        return bool(self.singles) or len(self.methods) > len(ARMS)
+
+    def method_of(self, pairing: Pairing, arm: str) -> Pairing:
+        """An arm of a pairing under the name that it has by itself."""
+        return next(method for method in self.methods if method.of(arm) == pairing.of(arm))
+
+    def called(self, name: str) -> list[Pairing]:
+        """The method of this name, or all settings of the host or of the host with flashback of this name."""
+        exactly = [method for method in self.methods if method.name == name]
+        found = exactly or [one for one in self.methods if one.short_name == name]
+        if not found:
+            raise unknown("method", name, (method.name for method in self.methods))
+        return found
+
+    @property
+    def title(self) -> str:
+        return "Does flashback help?" if self.comparisons else "How do the methods compare?"
+
     @property
     def contents(self) -> str:
         """What there is, in the same words and counts wherever a report begins."""
         runs = f"{plural(len(self.runs), 'finished run')} on {self.where}"
+        if not self.comparisons:
+            return f"{runs}: {plural(len(self.methods), 'method')}"
         kinds = {"comparison": len(self.comparisons), "single arm": len(self.singles)}
         return f"{runs}: {', '.join(plural(count, noun) for noun, count in kinds.items() if count)}"
 
@@ -238,6 +303,34 @@ class Report:
         return [f"{name}: {remark}" for name, remarks in said.items() for remark in remarks if remark]
 
     @property
+    def code_remarks(self) -> list[str]:
+        """Runs that would be one comparison, had the files of their host or net been the same."""
+        alike: dict[str, list[Run]] = {}
+        for run in self.runs:
+            alike.setdefault(canonical(but_for_code(run)), []).append(run)
+        codes: dict[str, set[str]] = {}
+        for runs in alike.values():
+            if len(own := {short_code(run) for run in runs}) > 1:
+                codes.setdefault(runs[0].host, set()).update(own)
+        return [
+            f"{host}: its runs were made with different code ({', '.join(sorted(own))}), so they are not compared with "
+            "each other; run those of the old code again in another folder."
+            for host, own in codes.items()
+        ]
+
+    @property
+    def value_remarks(self) -> list[str]:
+        return self.empty(self.metrics)
+
+    def empty(self, metrics: Sequence[str]) -> list[str]:
+        """Why columns of a table are empty for a host."""
+        said: dict[str, list[str]] = {}
+        for method in self.methods:
+            for why in missing_values(method.comparison, metrics):
+                said.setdefault(why, []).append(method.any_run.host)
+        return [f"{', '.join(dict.fromkeys(hosts))}: {why}" for why, hosts in said.items()]
+
+    @property
     def benchmarks(self) -> list[str]:
         return list(dict.fromkeys(pairing.any_run.benchmark for pairing in self.pairings))
 
@@ -248,7 +341,9 @@ class Report:
 
     @property
     def metrics(self) -> list[str]:
-        return [metric for metric in TITLES if any(metric in pairing.metrics for pairing in self.pairings)]
+        return [
+            metric for metric in self.chosen or TITLES if any(metric in pairing.metrics for pairing in self.pairings)
+        ]
 
     def over_methods(self, benchmark: str) -> PairedTest | None:
         """The paper's test: one pair per method and setting, of means over common seeds; None for a single method.
@@ -268,10 +363,22 @@ class Report:
         return paired_over_methods(host, flashback)
 
 
-def read_report(folders: str | Path | Sequence[str | Path]) -> Report:
-    """Read and group every finished run below a folder, or several."""
+def read_report(
+    folders: str | Path | Sequence[str | Path], *, against: str = "", metrics: Sequence[str] = ()
+) -> Report:
+    """Read and group every finished run below a folder, or several.
+
+    `against` names a method that all others are tested against; `metrics` those of the tables, in their order.
+    """
     found = find([Path(folder) for folder in ([folders] if isinstance(folders, (str, Path)) else folders)])
-    return Report(pair(found), found.similarities, found.skipped)
+    report = Report(
+        pair(found), found.similarities, found.skipped, against, tuple(dict.fromkeys(map(metric_called, metrics)))
+    )
+    if report.pairings:
+        within(bool(report.metrics), f"these runs have no {', '.join(metrics)}; choose other metrics (--metrics)")
+    if against and report.pairings:
+        report.called(against)
+    return report
 
 
 # ---------------------------------------------------------------- grouping
@@ -297,9 +404,13 @@ def weight(pairing: Pairing) -> tuple[bool, int, str, str]:
 
 
 def identity(run: Run) -> str:
-    """Equal for runs that only differ in seed, arm and flashback's own settings, and learned from the same images."""
+    """Equal for runs that only differ in seed, arm and flashback's own settings: the same code on the same images."""
+    return canonical([run.code, *but_for_code(run)])
+
+
+def but_for_code(run: Run) -> list[Any]:
     config = {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
-    return canonical([config, run.data, run.tasks])
+    return [config, run.data, run.tasks]
 
 
 def canonical(value: Any) -> str:
@@ -322,7 +433,7 @@ def join_arms(groups: Sequence[Arms]) -> list[Arms]:
     for group in groups:
         run = next(run for variants in group.values() for runs in variants.values() for run in runs)
         if len(group) < len(ARMS) and run.recipe == AS_PUBLISHED:
-            key = canonical([run.host, run.settings["benchmark"], run.data, run.tasks])
+            key = canonical([run.host, run.code, run.settings["benchmark"], run.data, run.tasks])
             halves.setdefault(key, []).append(group)
     joined = [two[0] | two[1] for two in halves.values() if len(two) == 2 and two[0].keys() != two[1].keys()]
     used = [id(group) for two in halves.values() if len(two) == 2 and two[0].keys() != two[1].keys() for group in two]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from flashback.plugin import PHASE_1
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.reading import Similarity
+from flashback.reports.rows import settings_in, varying_settings
 from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_matrix
 from flashback.reports.words import ARM_TITLES, SETTING_TITLES
 
@@ -37,6 +38,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }  # the same runs give the same files
 PADDING = 0.1  # inches around a chart
 POINTS = 600
+LOGARITHMIC = 20  # times the least value, and an axis is better logarithmic
 LINE = 56  # letters in a line of a name
 
 
@@ -59,6 +61,9 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
         for benchmark in report.benchmarks:
             name = folder_name(f"methods {Path(benchmark).stem} {SETTING_TITLES[setting]}", taken)
             save(plot_methods(report, benchmark, setting), folder, name)
+        for (benchmark, key), methods in grids(report).items():
+            name = folder_name(f"{key} {Path(benchmark).stem} {SETTING_TITLES[setting]}", taken)
+            save(plot_grid(methods, key, setting), folder, name)
     alone = f" on {Path(report.benchmarks[0]).stem}" if len(report.benchmarks) == 1 else ""  # names then leave it out
     for pairing in report.pairings:
         place = folder / folder_name(pairing.name + alone, taken)
@@ -152,6 +157,51 @@ def plot_methods(report: Report, benchmark: str, setting: str) -> Figure | None:
     axes.set(xlabel="tasks learned", ylabel=f"average accuracy, % ({SETTING_TITLES[setting]})")
     axes.set_title(shown(Path(benchmark).stem), fontsize="medium")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    return figure
+
+
+def grids(report: Report) -> dict[tuple[str, str], list[Pairing]]:
+    """The methods of hosts of which one number alone was varied, by benchmark and the key of that number."""
+    hosts: dict[tuple[str, str], list[Pairing]] = {}
+    for method in report.methods:
+        hosts.setdefault((method.any_run.benchmark, method.any_run.host), []).append(method)
+    found: dict[tuple[str, str], list[Pairing]] = {}
+    for (benchmark, _), methods in hosts.items():
+        varying = varying_settings(run for method in methods for run in method.runs.values())
+        if len(varying) == 1 and all(type(value) in (int, float) for value in values_of(varying[0], methods)):
+            found.setdefault((benchmark, varying[0]), []).extend(methods)
+    return found
+
+
+def values_of(key: str, methods: Iterable[Pairing]) -> list[Any]:
+    """Of those that have the setting."""
+    return [value for one in methods if (value := settings_in(one.any_run, [key])[key]) is not None]
+
+
+def plot_grid(methods: Sequence[Pairing], key: str, setting: str) -> Figure:
+    """Accuracy against a setting, mean and deviation over seeds; a host that does not have it is a level line."""
+    figure, (axes,) = new_figure(5.5, 3.6)
+    for k, host in enumerate(dict.fromkeys(method.any_run.host for method in methods)):
+        colour = METHOD_COLOURS[k % len(METHOD_COLOURS)]
+        axes.plot([], [], color=colour, label=shown(host, lines=2))
+        for arm in ARMS:
+            own = [method for method in methods if method.any_run.host == host and method.arms == [arm]]
+            look = {name: LOOKS[arm][name] for name in ("linestyle", "marker")} | {"color": colour}
+            points = [(settings_in(one.any_run, [key])[key], *one.measured(setting)) for one in own]
+            for value, mean, _ in points:
+                if value is None and mean is not None:
+                    axes.axhline(mean, color=colour, linestyle=look["linestyle"])
+            if known := sorted(point for point in points if point[0] is not None):
+                values, means, deviations = zip(*known, strict=True)
+                axes.errorbar(values, means, [one or 0 for one in deviations], capsize=3, **look)
+    for arm in (arm for arm in ARMS if any(method.arms == [arm] for method in methods)):
+        axes.plot([], [], color="0.4", linestyle=LOOKS[arm]["linestyle"], label=ARM_TITLES[arm])
+    least, most = min(values_of(key, methods)), max(values_of(key, methods))
+    axes.set_xscale("log" if least > 0 and most >= LOGARITHMIC * least else "linear")
+    axes.set(xlabel=shown(key), ylabel=f"average accuracy, % ({SETTING_TITLES[setting]})")
+    axes.set_title(shown(Path(methods[0].any_run.benchmark).stem), fontsize="medium")
     axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     return figure

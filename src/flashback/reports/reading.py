@@ -80,6 +80,12 @@ class Run:
         return {**known, "class_order": OF_THE_SEED} if drawn else known
 
     @property
+    def code(self) -> str | None:
+        """The digest of the files that its host or net comes from; None for those of the package."""
+        code = self.record.run.get("must_match", {}).get("code")
+        return None if code is None else str(code)
+
+    @property
     def seed(self) -> int:
         return int(self.record.config["seed"])
 

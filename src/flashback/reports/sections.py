@@ -52,7 +52,7 @@ def budget(report: Report) -> Html:
 def statistics(report: Report) -> Html:
     complete = report.comparisons
     if not complete:
-        return element("p", "No method has runs of both arms, so there is nothing to test.", class_="card")
+        return Html()
     blocks = (by_seed(complete), over_methods(report), over_tasks(complete))
     return element("div", *(element("div", block, class_="card wide") for block in blocks if block), class_="grid")
 
@@ -167,7 +167,7 @@ def printed_difference(value: Mapping[str, float]) -> str:
 
 
 def runs(report: Report) -> Html:
-    parts = [bullets(remarks(report))]
+    parts = [bullets([*report.code_remarks, *remarks(report)])]
     if report.skipped:
         parts.append(element("h3", f"{plural(len(report.skipped), 'folder')} left out"))
         parts.append(bullets(f"{name}: {reason}" for name, reason in report.skipped.items()))

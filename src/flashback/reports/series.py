@@ -56,6 +56,7 @@ def mean_matrix(records: Sequence[RunRecord], setting: str) -> Array:
 
 
 def square(rows: Sequence[Sequence[float]]) -> Array:
+    """A matrix of results.json with as many columns as rows, NaN above the diagonal."""
     matrix = np.full((len(rows), len(rows)), np.nan)
     for k, row in enumerate(rows):
         matrix[k, : k + 1] = row

@@ -8,16 +8,29 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
+from flashback.reports.against import tested_against, untested
 from flashback.reports.markdown import plain, table_lines
+from flashback.reports.overview import AGAINST_HEAD, AGAINST_NOTE, OVERVIEW, against_cells, method_rows, tests_against
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import inconsistencies, notes_on, references_beside
 from flashback.reports.reading import Run
+from flashback.reports.rows import (
+    ABOUT,
+    TASK_COLUMNS,
+    about_run,
+    accuracy_rows,
+    by_classifier,
+    metrics_in,
+    settings_in,
+    varying_settings,
+)
+from flashback.reports.sections import remarks
 from flashback.reports.words import (
     ABSENT,
     ARM_TITLES,
-    HIGHER_IS_BETTER,
     SETTING_TITLES,
     TITLES,
+    heading,
     seeds_with_value,
     signed,
     spread,
@@ -36,17 +49,22 @@ LATEX_SPECIALS = {
 
 
 def markdown_tables(report: Report) -> str:
-    lines = ["# Does flashback help?", "", f"{plain(report.contents)}.", ""]
+    lines = [f"# {report.title}", "", f"{plain(report.contents)}.", ""]
+    lines += [*(f"- {plain(remark)}" for remark in report.code_remarks), ""] if report.code_remarks else []
     for setting in SETTINGS:
         lines += [f"## {SETTING_TITLES[setting].capitalize()}", ""]
-        lines += [f"- **{plain(pairing.name)}.** {plain(pairing.answer(setting))}" for pairing in report.comparisons]
-        lines += [f"- {plain(report.singles_in_words)}."] if report.singles else []
-        lines += ["", *markdown_table(report, setting), ""]
-    lines += [
-        "Mean ± sample deviation over seeds, in percent; difference with p of the paired t-test by seed in brackets. "
-        "Arrows say which way is better.",
-    ]
-    lines += ["", *(f"- {plain(remark)}" for remark in report.seed_remarks)] if report.seed_remarks else []
+        if report.comparisons:
+            lines += [
+                f"- **{plain(pairing.name)}.** {plain(pairing.answer(setting))}" for pairing in report.comparisons
+            ]
+            lines += [f"- {plain(report.singles_in_words)}."] if report.singles else []
+            lines += ["", *markdown_table(Report(report.comparisons, [], {}, chosen=report.chosen), setting), ""]
+        if report.has_overview:
+            lines += ["All methods, best first:", "", *markdown_methods(report, setting), ""]
+        lines += markdown_against(report, setting)
+    lines += [f"{PERCENT}{BRACKETS if report.comparisons else ''}. Arrows say which way is better."]
+    said = [*report.seed_remarks, *report.value_remarks, *remarks(report)]
+    lines += ["", *(f"- {plain(remark)}" for remark in said)] if said else []
     lines += markdown_printed(report)
     if report.skipped:
         lines += ["", "## Left out", "", *(f"- {plain(name)}: {plain(why)}" for name, why in report.skipped.items())]
@@ -54,9 +72,24 @@ def markdown_tables(report: Report) -> str:
 
 
 def markdown_table(report: Report, setting: str) -> list[str]:
-    metrics = report.metrics
-    rows = [[pairing.name, *cells] for pairing in report.pairings for cells in arm_rows(pairing, setting, metrics)]
-    return table_lines(["method", "arm", *map(heading, metrics)], rows, texts=2)
+    rows = [row for block in blocks(report, setting) for row in block]
+    return table_lines(["method", "arm", *map(heading, report.metrics)], rows, texts=2)
+
+
+def markdown_methods(report: Report, setting: str) -> list[str]:
+    rows = [[row.method.name, str(row.seeds), *row.cells] for row in method_rows(report, setting, report.metrics)]
+    return table_lines(["method", "seeds", *map(heading, report.metrics)], rows)
+
+
+def markdown_against(report: Report, setting: str) -> list[str]:
+    """Nothing unless the report is asked to test against a method."""
+    if not report.baseline:
+        return []
+    answers = [f"- **{plain(one.name)}.** {plain(one.answer(setting))}" for one in tested_against(report)]
+    missing = [f"- {plain(sentence)}" for sentence in untested(report)]
+    tests = against_cells(report, setting, report.metrics if report.chosen else OVERVIEW)
+    table = ["", *table_lines(AGAINST_HEAD, tests, texts=3), "", AGAINST_NOTE] if tests else []
+    return [f"### Against {plain(report.baseline)}", "", *answers, *missing, *table, ""]
 
 
 def markdown_printed(report: Report) -> list[str]:
@@ -85,35 +118,68 @@ def markdown_printed(report: Report) -> list[str]:
 
 
 def latex_tables(report: Report) -> str:
-    return "\n".join(["% needs \\usepackage{booktabs}", *(latex_table(report, setting) for setting in SETTINGS)])
+    """For each setting all methods, one row each, and the comparisons with their differences."""
+    compared = Report(report.comparisons, [], {}, chosen=report.chosen)
+    tables = [latex_methods(report, setting) for setting in SETTINGS] if report.has_overview else []
+    tables += [latex_comparisons(compared, setting) for setting in SETTINGS] if report.comparisons else []
+    return "\n".join(["% needs \\usepackage{booktabs}", *(f"% {latex(line)}" for line in report.code_remarks), *tables])
 
 
-def latex_table(report: Report, setting: str) -> str:
-    metrics, where = report.metrics, latex(report.where)
+def latex_comparisons(report: Report, setting: str) -> str:
+    groups = [[latex_row(row) for row in said_once(block)] for block in blocks(report, setting)]
+    about = "; difference with $p$ of the paired $t$-test by seed in brackets"
+    return latex_table(report, setting, f"flashback-{setting}", about, report.seed_remarks, ["method", "arm"], groups)
+
+
+def said_once(block: Sequence[Sequence[str]]) -> list[list[str]]:
+    """A name that is that of the row above is left out."""
+    before = ["", *(row[0] for row in block)]
+    return [["" if row[0] == above else row[0], *row[1:]] for row, above in zip(block, before, strict=False)]
+
+
+def latex_methods(report: Report, setting: str) -> str:
+    groups: dict[str, list[str]] = {}
+    for row in method_rows(report, setting, report.metrics):
+        cells = [
+            rf"\textbf{{{latex(cell)}}}" if best else latex(cell)
+            for cell, best in zip(row.cells, row.best, strict=True)
+        ]
+        line = latex_line([latex(row.method.name), str(row.seeds), *cells])
+        groups.setdefault(row.method.any_run.benchmark, []).append(line)
+    about, head = "; the best of each metric in bold", ["method", "seeds"]
+    return latex_table(report, setting, f"methods-{setting}", about, report.value_remarks, head, list(groups.values()))
+
+
+def latex_table(
+    report: Report,
+    setting: str,
+    label: str,
+    about: str,
+    remarks: Sequence[str],
+    head: Sequence[str],
+    groups: Sequence[Sequence[str]],
+) -> str:
+    """A rule stands above every group of rows."""
     lines = [
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{SETTING_TITLES[setting].capitalize()} results on {where} in percent: mean $\pm$ sample "
-        rf"deviation over seeds; difference with $p$ of the paired $t$-test by seed in brackets."
-        rf"{latex_remarks(report)}}}",
-        rf"  \label{{tab:flashback-{setting.replace('_', '-')}}}",
-        rf"  \begin{{tabular}}{{ll{'r' * len(metrics)}}}",
+        rf"  \caption{{{SETTING_TITLES[setting].capitalize()} results on {latex(report.where)} in percent: mean $\pm$ "
+        rf"sample deviation over seeds{about}.{''.join(f' {latex(remark)}' for remark in remarks)}}}",
+        rf"  \label{{tab:{label.replace('_', '-')}}}",
+        rf"  \begin{{tabular}}{{ll{'r' * len(report.metrics)}}}",
         r"    \toprule",
-        latex_row(["method", "arm", *map(heading, metrics)]),
+        latex_row([*head, *map(heading, report.metrics)]),
     ]
-    for pairing in report.pairings:
-        lines.append(r"    \midrule")
-        for number_, cells in enumerate(arm_rows(pairing, setting, metrics)):
-            lines.append(latex_row([pairing.name if number_ == 0 else "", *cells]))
-    return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
-
-
-def latex_remarks(report: Report) -> str:
-    return "".join(f" {latex(remark)}" for remark in report.seed_remarks)
+    rows = [line for group in groups for line in (r"    \midrule", *group)]
+    return "\n".join([*lines, *rows, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
 
 
 def latex_row(cells: Sequence[str]) -> str:
-    return "    " + " & ".join(map(latex, cells)) + r" \\"
+    return latex_line(list(map(latex, cells)))
+
+
+def latex_line(cells: Sequence[str]) -> str:
+    return "    " + " & ".join(cells) + r" \\"
 
 
 def latex(text: str) -> str:
@@ -123,9 +189,25 @@ def latex(text: str) -> str:
 
 # ---------------------------------------------------------------- both
 
+PERCENT = "Mean ± sample deviation over seeds, in percent"
+BRACKETS = "; difference with p of the paired t-test by seed in brackets"
 
-def heading(metric: str) -> str:
-    return f"{TITLES[metric][0]} {'↑' if HIGHER_IS_BETTER[metric] else '↓'}"
+
+def blocks(report: Report, setting: str) -> list[list[list[str]]]:
+    """The rows of pairings: each with its arms and their difference; a host that several share stands there once."""
+    shared: dict[tuple[str, ...], list[Pairing]] = {}
+    for pairing in report.pairings:
+        alone = () if pairing.of(HOST) else (pairing.name,)
+        shared.setdefault(tuple(run.name for run in pairing.of(HOST)) or alone, []).append(pairing)
+    return [block(report, group, setting) for group in shared.values()]
+
+
+def block(report: Report, group: Sequence[Pairing], setting: str) -> list[list[str]]:
+    if len(group) == 1:
+        return [[group[0].name, *cells] for cells in arm_rows(group[0], setting, report.metrics)]
+    (_, *host), *_ = arm_rows(group[0], setting, report.metrics)
+    rest = [[one.name, *cells] for one in group for cells in list(arm_rows(one, setting, report.metrics))[1:]]
+    return [[report.method_of(group[0], HOST).name, ARM_TITLES[HOST], *host], *rest]
 
 
 def arm_rows(pairing: Pairing, setting: str, metrics: Sequence[str]) -> Iterator[list[str]]:
@@ -153,16 +235,24 @@ COLUMNS = (
 )  # fmt: skip
 
 
-RUN_COLUMNS = (
-    "method", "folder", "host", "benchmark", "recipe", "arm", "seed", "setting", "classifier", "metric", "value",
+RUN_COLUMNS = (*ABOUT, "setting", "classifier", "metric", "value")
+AGAINST_COLUMNS = (
+    "method", "against", "benchmark", "setting", "metric", "against_mean", "against_deviation", "against_seeds",
+    "method_mean", "method_deviation", "method_seeds", "difference", "low", "high", "t", "p", "p_adjusted", "pairs",
+    "differing",
 )  # fmt: skip
+Cells = Iterable[str | float | None]
 
 
 def csv_table(report: Report) -> str:
-    """One line per method, setting and metric, in full precision."""
-    return csv_text(
-        COLUMNS, (csv_values(pairing, row) for pairing in report.pairings for row in pairing.comparison.rows)
+    """One line per method, setting and metric, in full precision, with the settings that differ among the runs."""
+    varying = varying_settings(report.runs)
+    rows = (
+        [*csv_values(pairing, row), *settings_in(pairing.last_run, varying).values()]
+        for pairing in report.pairings
+        for row in pairing.comparison.rows
     )
+    return csv_text([*COLUMNS, *varying], rows)
 
 
 def csv_of_runs(report: Report) -> str:
@@ -170,11 +260,34 @@ def csv_of_runs(report: Report) -> str:
 
     A run of the host alone stands under every method that it is compared in.
     """
-    runs = ((pairing.name, run) for pairing in report.pairings for run in pairing.runs.values())
-    return csv_text(RUN_COLUMNS, (values for method, run in runs for values in run_values(method, run)))
+    varying = varying_settings(report.runs)
+    runs = ((pairing, run) for pairing in report.pairings for run in pairing.runs.values())
+    rows = (
+        [*values, *settings_in(run, varying).values()] for pairing, run in runs for values in run_values(pairing, run)
+    )
+    return csv_text([*RUN_COLUMNS, *varying], rows)
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Iterable[str | float | None]]) -> str:
+def csv_of_tasks(report: Report) -> str:
+    """One line per run, setting, classifier and pair of tasks: the accuracy on `task` after `after_task`."""
+    varying = varying_settings(report.runs)
+    return csv_text([*TASK_COLUMNS, *varying], (row.values() for row in accuracy_rows(report)))
+
+
+def csv_against(report: Report) -> str:
+    """One line per method, setting and metric: its test against the method that was named."""
+    rows = []
+    for setting in SETTINGS:
+        for versus, row, adjusted in tests_against(report, setting, report.metrics):
+            sides = [(row.mean[side], row.deviation[side], seeds_with_value(row, side)) for side in (HOST, FLASHBACK)]
+            names = (versus.method.name, versus.base.name, versus.base.any_run.benchmark, setting, row.metric)
+            test = row.test
+            tested = (test.difference, test.low, test.high, test.t, test.p, adjusted, test.pairs)
+            rows.append([*names, *sides[0], *sides[1], *tested, "; ".join(versus.differing)])
+    return csv_text(AGAINST_COLUMNS, rows)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Cells]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -182,12 +295,11 @@ def csv_text(columns: Sequence[str], rows: Iterable[Iterable[str | float | None]
     return text.getvalue()
 
 
-def run_values(method: str, run: Run) -> Iterator[list[str | float | None]]:
-    about = [method, run.name, run.host, run.benchmark, run.recipe, run.arm, run.seed]
+def run_values(pairing: Pairing, run: Run) -> Iterator[list[str | float | None]]:
     for setting in SETTINGS:
-        for classifier, record in {run.classifier: run.record, **run.others}.items():
-            measured = {name: value for name, value in record.results[setting].items() if name != "matrix"}
-            yield from ([*about, setting, classifier, name, value] for name, value in measured.items())
+        for classifier, record in by_classifier(run).items():
+            for name, value in metrics_in(record, setting).items():
+                yield [*about_run(pairing, run).values(), setting, classifier, name, value]
 
 
 def csv_values(pairing: Pairing, row: Row) -> Iterator[str | float | None]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flashback.errors import unknown
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.metrics.numbers import ABSENT as ABSENT
 from flashback.metrics.numbers import number as number
@@ -27,6 +28,14 @@ TITLES = {  # the short name, and what it says
     "mean_new_task_accuracy": ("mean NTA", "new-task accuracy, mean over tasks"),
     "average_incremental_accuracy_images": ("AIA, images", "average incremental accuracy over test images"),
     "last_accuracy_images": ("LA, images", "last accuracy over test images"),
+}
+ALL_AT_ONCE = "it learned all tasks at once"
+ONE_TASK = "there is no earlier task"
+NO_VALUE = {  # why a metric may have none at any seed
+    "forgetting": ONE_TASK,
+    "backward_transfer": ONE_TASK,
+    "forward_transfer": "its classifier gives no score to classes it has not met",
+    "stability_plasticity_ratio": "nothing was forgotten, or the last task not learned",
 }
 ARM_TITLES = {HOST: "host", FLASHBACK: "with flashback"}
 SETTING_TITLES = {"class_incremental": "class-incremental", "task_incremental": "task-incremental"}
@@ -56,6 +65,34 @@ def unvalued_seeds(comparison: Comparison) -> list[str]:
                 f"{what}, has no value at some seeds ({by_arm(partly)}); mean, difference and test leave them out."
             )
     return said
+
+
+def missing_values(comparison: Comparison, metrics: Sequence[str]) -> list[str]:
+    """Which of the metrics have no value at any seed of any arm in either setting, and why."""
+    values: dict[str, list[float | None]] = {}
+    for row in comparison.rows:
+        values.setdefault(row.metric, []).extend(value for own in row.values.values() for value in own.values())
+    none = [metric for metric in metrics if metric in values and set(values[metric]) == {None}]
+    reasons: dict[str, list[str]] = {}
+    whole = "average_incremental_accuracy" in values and set(values["average_incremental_accuracy"]) == {None}
+    for metric in none:
+        why = ALL_AT_ONCE if whole else NO_VALUE.get(metric, "its records have none")
+        reasons.setdefault(why, []).append(TITLES[metric][0])
+    return [f"no {', '.join(names)}, since {why}." for why, names in reasons.items()]
+
+
+def metric_called(name: str) -> str:
+    """A metric by its short name in tables, in any case, or by its key in results.json."""
+    short = {title.lower(): metric for metric, (title, _) in TITLES.items()}
+    name = name.strip()
+    found = name if name in TITLES else short.get(name.lower())
+    if found is None:
+        raise unknown("metric", name, [key if "," in title else title for key, (title, _) in TITLES.items()])
+    return found
+
+
+def heading(metric: str) -> str:
+    return f"{TITLES[metric][0]} {'↑' if HIGHER_IS_BETTER[metric] else '↓'}"
 
 
 def seeds_with_value(row: Row, arm: str) -> int:

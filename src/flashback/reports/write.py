@@ -9,7 +9,14 @@ from flashback.errors import unknown
 from flashback.records import write_atomically
 from flashback.reports.page import html_page
 from flashback.reports.pairings import Report
-from flashback.reports.tables import csv_of_runs, csv_table, latex_tables, markdown_tables
+from flashback.reports.tables import (
+    csv_against,
+    csv_of_runs,
+    csv_of_tasks,
+    csv_table,
+    latex_tables,
+    markdown_tables,
+)
 
 WRITERS = {
     "html": (".html", html_page),
@@ -17,21 +24,26 @@ WRITERS = {
     "latex": (".tex", latex_tables),
     "csv": (".csv", csv_table),
     "runs-csv": (".runs.csv", csv_of_runs),
+    "tasks-csv": (".tasks.csv", csv_of_tasks),
+    "against-csv": (".against.csv", csv_against),
 }
+AGAINST = "against-csv"  # there is nothing in it unless a method is named
 FORMATS = (*WRITERS, "all")
 
 
 def write_report(report: Report, out: str | Path, form: str = "html") -> list[Path]:
     """Write one form, or all of them side by side; returns the files written.
 
-    The forms are those of `--format`: html, md, latex, csv, runs-csv and all.
+    The forms are those of `--format`: html, md, latex, csv, runs-csv, tasks-csv, against-csv and all.
     """
     out = Path(out)
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     within(bool(report.pairings), "there is no finished run to report; train some with `flashback compare`")
+    within(form != AGAINST or bool(report.baseline), f"{AGAINST} needs a method to test against; name one (--against)")
+    everything = [name for name in WRITERS if name != AGAINST or report.baseline]
     written = []
-    for suffix, write in WRITERS.values() if form == "all" else [WRITERS[form]]:
+    for suffix, write in (WRITERS[name] for name in (everything if form == "all" else [form])):
         named = form != "all" and suffix.endswith(out.suffix or "/")  # the file asked for ends as it should
         path = out if named else replace_suffix(out, suffix)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashback.benchmarks import Benchmark, load_benchmark
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
+from flashback.hosts.stages import Stage
 from flashback.recipes import configure
 from flashback.records import dotted
 from flashback.training.building import build_method
+from flashback.training.step import checked
 from flashback.training.trainer import Event, Position, RunState, Trainer
 
 TASKS = (2, 3, 2)  # classes of each: tasks of unequal size
@@ -84,14 +88,27 @@ def problem_with(promise: Callable[[Trial], None], trial: Trial) -> str | None:
     except FlashbackError as error:
         return str(error)
     except Exception as error:
-        return f"{in_one_line(error)} ({place_of(error)})"
+        return f"{in_one_line(error)} ({place_of(error, HOSTS[trial.name])})"
     return None
 
 
-def place_of(error: Exception) -> str:
-    """The last line of code that was on its way."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"
+def place_of(error: Exception, host: type[Host]) -> str:
+    """The last line that was on its way where the host is written; the last of all for a host of the package."""
+    frames, folders = traceback.extract_tb(error.__traceback__), set(folders_of(host))
+    last = ([frame for frame in frames if folder_of(frame.filename) in folders] or frames)[-1]
+    return f"{last.filename}:{last.lineno}"
+
+
+def folders_of(host: type[Host]) -> Iterator[Path]:
+    """Where the code of a host from outside lies, told by its functions: a class of a notebook has no file."""
+    for cls in host.__mro__:
+        if cls.__module__.split(".")[0] not in ("flashback", "torch"):
+            functions = filter(inspect.isfunction, map(inspect.unwrap, filter(callable, vars(cls).values())))
+            yield from (folder_of(function.__code__.co_filename) for function in functions)
+
+
+def folder_of(file: str) -> Path:
+    return Path(file).resolve().parent
 
 
 def short_settings(host: type[Host]) -> dict[str, Any]:
@@ -186,20 +203,104 @@ class Trial:
         settings = {**made, **short_settings(HOSTS[self.name]), **own}
         return configure(self.name, self.benchmark.name, flashback=flashback, settings=settings)
 
-    def train(self, config: RunConfig, keeper: Moments | None = None, state: RunState | None = None) -> Ending:
-        trainer = Trainer(build_method(config, self.benchmark, "cpu"), self.benchmark, keeper=keeper)
+    def train(
+        self,
+        config: RunConfig,
+        keeper: Moments | None = None,
+        state: RunState | None = None,
+        change: Callable[[Host, Stage], Stage] | None = None,
+    ) -> Ending:
+        """Train to the end; `change` takes every stage of the host and gives one to run in its place."""
+        method = build_method(config, self.benchmark, "cpu")
+        if change is not None:
+            host, own = method.host, method.host.stages
+            host.stages = lambda: [change(host, stage) for stage in own()]  # type: ignore[method-assign]
+        trainer = Trainer(method, self.benchmark, keeper=keeper)
         if state is not None:
             trainer.resume(state)
         return Ending.of(trainer)
 
     @cached_property
+    def looked_into(self) -> tuple[Ending, Gradients]:
+        gradients = Gradients()
+        return self.train(self.config(), change=gradients.watched), gradients
+
+    @property
     def alone(self) -> Ending:
-        return self.train(self.config())
+        return self.looked_into[0]
+
+    @property
+    def gradients(self) -> Gradients:
+        """Of the host alone."""
+        return self.looked_into[1]
 
     @cached_property
     def whole(self) -> Ending:
         """With flashback, where the host can have it."""
         return self.train(self.config(self.flashback)) if self.flashback else self.alone
+
+
+# ---------------------------------------------------------------- a look into the steps of a run
+
+
+@dataclass
+class Gradients:
+    """Which parameters ask for gradients in a run, by name, and which of them its stages train."""
+
+    asking: set[str] = field(default_factory=set)
+    trained: set[str] = field(default_factory=set)
+    strangers: set[tuple[int, ...]] = field(default_factory=set)  # shapes of those that are none of the host's
+
+    def watched(self, host: Host, stage: Stage) -> Stage:
+        def losses(step: Any) -> Mapping[str, Tensor]:
+            terms = checked(stage.losses(step), host.settings.name)
+            self.note(dict(host.named_parameters()), stage.parameters(), terms.values())
+            return terms
+
+        return replace(stage, losses=losses)
+
+    def note(self, own: Mapping[str, Tensor], trained: Iterable[Tensor], terms: Iterable[Tensor]) -> None:
+        known, at_work = {id(parameter) for parameter in own.values()}, {id(parameter) for parameter in trained}
+        self.asking |= {name for name, parameter in own.items() if parameter.requires_grad}
+        self.trained |= {name for name, parameter in own.items() if id(parameter) in at_work}
+        self.strangers |= {tuple(leaf.shape) for leaf in leaves(terms) if id(leaf) not in known | at_work}
+
+
+def leaves(terms: Iterable[Tensor]) -> Iterator[nn.Parameter]:
+    """The parameters that a backward pass from these would reach."""
+    waiting, seen = [term.grad_fn for term in terms], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, nn.Parameter):
+            yield variable
+        waiting += [following for following, _ in node.next_functions]
+
+
+def varied(part: str, host: Host, stage: Stage) -> Stage:
+    """The stage with other values in what the host keeps, from the second task on."""
+
+    def begin() -> None:
+        stage.begin()
+        kept = getattr(host, part)
+        if host.task.index > 0 and kept is not None:
+            vary(kept.state_dict().values())
+
+    return replace(stage, begin=begin) if stage.main else stage
+
+
+@torch.no_grad()
+def vary(tensors: Iterable[Tensor]) -> None:
+    """Move numbers a little, up so that variances stay above 0, and turn stored images into their negatives."""
+    generator = torch.Generator().manual_seed(1)
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            tensor += 0.1 * (tensor.abs().mean() + 0.01) * torch.rand(tensor.shape, generator=generator)
+        elif tensor.dtype == torch.uint8:
+            tensor.bitwise_not_()
 
 
 # ---------------------------------------------------------------- the promises
@@ -247,6 +348,20 @@ def place_in_run(state: RunState) -> str:
     return "in " + ", ".join(where)
 
 
+def trains_all(trial: Trial) -> None:
+    """What asks for gradients is trained"""
+    if missed := sorted(trial.gradients.asking - trial.gradients.trained):
+        raise Broken(
+            f"no stage trains {' and '.join(missed)}; let trained_parameters() or the stage's parameters name it, or "
+            "say requires_grad_(False)"
+        )
+    if strangers := sorted(trial.gradients.strangers):
+        raise Broken(
+            f"a loss reaches parameters of shape {' and '.join(map(str, map(list, strangers)))} that the host does not "
+            "know; make each module an attribute of the host in build(), several in an nn.ModuleList"
+        )
+
+
 def stands_aside(trial: Trial) -> None:
     """Flashback of nothing (E1 = 0, alpha_p = 0) is the host, bit for bit"""
     nothing = trial.train(trial.config(True, flashback__epochs=0, flashback__alpha=0.0))
@@ -266,6 +381,16 @@ def is_held(trial: Trial) -> None:
     """Stable knowledge changes what it learns"""
     if trial.alone.terms.get("stability", 1.0) == 0.0:  # hosts that replay may have no such term
         raise Broken("its stability loss is always 0; does anything fill the stable knowledge before a task begins?")
+    kept = {name.split(".")[0] for name in trial.alone.weights}
+    part = next((part for part in ("stable", "memory") if part in kept), None)
+    if part is None:
+        return  # it keeps its knowledge in modules of its own
+    other = trial.train(trial.config(), change=partial(varied, part))
+    left = trial.gradients.trained & trial.alone.weights.keys()
+    if all(torch.equal(trial.alone.weights[name], other.weights[name]) for name in left):
+        raise Broken(
+            f"whatever self.{part} holds, it learns the same; does a loss look at it, as stability(step) does?"
+        )
 
 
 def is_pulled(trial: Trial) -> None:
@@ -295,7 +420,7 @@ def keeps_little(trial: Trial) -> None:
         raise Broken(f"{plastic:,} bytes of plastic knowledge, {stable:,} of stable")
 
 
-PROMISES_OF_ANY_HOST: Sequence[Callable[[Trial], None]] = (learns, repeats, resumes)
+PROMISES_OF_ANY_HOST: Sequence[Callable[[Trial], None]] = (learns, trains_all, repeats, resumes)
 PROMISES: Sequence[Callable[[Trial], None]] = (
     *PROMISES_OF_ANY_HOST,
     stands_aside,

@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flashback.config import to_dict, within
+from flashback.config import shown, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, summarise, verdict
@@ -20,7 +21,7 @@ from flashback.recipes import check_free, config_from_dict, configure
 from flashback.records import RunRecord, differing_keys, is_begun, make_folder, read_record, write_atomically
 from flashback.records.folder import ANOTHER_FOLDER, COMPARISON
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
-from flashback.studies.jobs import Job, Place, carry_out, is_finished
+from flashback.studies.jobs import Job, Place, carry_out, group_failures, is_finished
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
@@ -93,7 +94,8 @@ class Comparison:
         return {arm: seeds for arm, seeds in alone.items() if seeds and host and flashback}
 
     def __repr__(self) -> str:
-        return f"{self.host} on {self.benchmark}, {len(self.seeds)} seeds: {self.sentence}"
+        failed = f" Failed: {', '.join(self.failures)} (see failures)." if self.failures else ""
+        return f"{self.host} on {self.benchmark}, {len(self.seeds)} seeds: {self.sentence}{failed}"
 
     def table(self) -> list[dict[str, Any]]:
         """A flat row for every setting and metric, for a data frame; `rows` has the values of every seed."""
@@ -117,11 +119,20 @@ class Comparison:
         return {**asdict(self), "budget": self.budget, "sentence": self.sentence}
 
 
+class NothingToCompare(FlashbackError):  # noqa: N818 - a FlashbackError by name too
+    """All runs of an arm have failed; what is known of the others is in `comparison`."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        failed = (f"{name}: {problem}" for name, problem in group_failures(comparison.failures).items())
+        super().__init__(f"there is no pair to compare, for runs have failed ({'; '.join(failed)})")
+
+
 def compare(
     host: str,
     benchmark: str | Path = "split-fashion-mini",
     *,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | int = (0, 1, 2),
     out: str | Path,
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
@@ -134,10 +145,13 @@ def compare(
 ) -> Comparison:
     """Run both arms with the same settings and seeds, reuse what is finished, and leave comparison.json in `out`.
 
+    `seeds` are the seeds, or how many: 3 stands for 0, 1 and 2. Runs that fail are named in `failures` of the answer;
+    where no pair of runs is left, it is an error.
     Further seeds that are finished in `out` count too: what a folder answers does not depend on who asked last.
     `jobs` runs go on at a time, each in its own process; by default one on a CPU, on a GPU as many as make all
     together faster. `watch` gives the observer of a run by its name.
     """
+    seeds = chosen_seeds(seeds)
     within(len(seeds) >= 1, "a comparison needs at least one seed")
     within(len(set(seeds)) == len(seeds), f"each seed counts once; {', '.join(map(str, seeds))} repeats one")
     check_free(settings or {}, "a comparison")
@@ -160,10 +174,21 @@ def compare(
     failures = carry_out([job for job in planned if job.name not in reused], jobs, watch, Path(out))
     comparison = conclude(planned, failures, reused, further)
     write_atomically(Path(out) / COMPARISON, json.dumps(comparison.as_dict(), indent=1) + "\n")
+    if comparison.equal_budget is None and failures:
+        raise NothingToCompare(comparison)
     return comparison
 
 
 # ---------------------------------------------------------------- before anything is trained
+
+
+def chosen_seeds(seeds: Sequence[int] | int) -> Sequence[int]:
+    """A number says how many, as --seeds does."""
+    if isinstance(seeds, Integral) and not isinstance(seeds, bool):
+        return range(int(seeds))
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise FlashbackError(f"seeds are a list such as [0, 1, 2], or how many, not {shown(seeds)}")
+    return list(seeds)
 
 
 def runs_in(out: Path) -> list[tuple[str, int]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from flashback.errors import FlashbackError
+from flashback.config import within
+from flashback.errors import warn_once
 from flashback.studies.packing import Pace, environment, portion
 from flashback.training.checkpoints import Interrupted
 from flashback.training.surroundings import PORTION
@@ -20,65 +24,114 @@ from flashback.training.trainer import Event, Observer
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
 DIED = "its process ended without a word; was it out of memory?"
 STOPPED = "its process was stopped from outside"
+UNGUARDED = 86  # how a process ends that started further ones while it was still reading the script
+GUARD = (
+    "several runs at a time start processes, and each reads the script anew; "
+    'put the call under: if __name__ == "__main__":'
+)
 PATIENCE = 60.0  # seconds a process has to save its state
 
 
+@dataclass(frozen=True)
+class Worker:
+    """A process and the pipe to it."""
+
+    pipe: Connection
+    process: BaseProcess
+
+
 def run_in_processes(
-    jobs: Mapping[str, Any], pace: Pace, work: Work, watch: Callable[[str], Observer], sharing: bool = False
+    jobs: Mapping[str, Any],
+    pace: Pace,
+    work: Work,
+    watch: Callable[[str], Observer],
+    sharing: bool = False,
+    lasting: bool = False,
 ) -> dict[str, str | None]:
     """Run named jobs, as many at a time as `pace` says; returns what went wrong with each, None for nothing.
 
     `work` is a function of a module and jobs can be pickled, because every process starts afresh, as CUDA needs it.
-    Where they are `sharing` a GPU by MPS, each gets a portion of it.
+    Where they are `sharing` a GPU by MPS, each gets a portion of it. `lasting` processes take one job after another:
+    to start one, and to import torch in it, can take longer than a short run.
     """
-    waiting = list(jobs)
-    problems: dict[str, str | None] = dict.fromkeys(jobs, DIED)
-    running: dict[Any, tuple[str, BaseProcess, Observer]] = {}
+    waiting, crew = list(jobs), Crew(pace, work, lasting, dict.fromkeys(jobs, DIED))
     try:
         with interrupted_by_signals():
-            while waiting or running:
-                while waiting and len(running) < pace.limit:
+            while waiting or crew.running:
+                while waiting and len(crew.running) < pace.limit:
                     name = waiting.pop(0)
                     with environment({PORTION: portion(min(pace.limit, len(jobs)))} if sharing else {}):
-                        pipe, process = start(work, jobs[name])
-                    running[pipe] = name, process, watch(name)
-                    pace.started(name)
-                for ready in wait(list(running)):
-                    name, process, observer = running[ready]
-                    kind, value = receive(ready)
-                    if kind == "event":
-                        pace.note(name, value)
-                        observer(value)
-                    elif kind == "end":
-                        problems[name] = value
-                    elif kind == "interrupted":  # it alone; a signal for all reaches this process too
-                        problems[name] = STOPPED
-                    else:
-                        process.join()
-                        pace.ended(name)
-                        observer(end_of(problems[name]))
-                        del running[ready]
+                        crew.begin(name, jobs[name], watch(name))
+                for ready in wait(list(crew.running)):
+                    crew.hear(*crew.running[ready])
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
-        stop([process for _, process, _ in running.values()])
-    return problems
+        crew.stop()
+    return crew.problems
 
 
-def start(work: Work, job: Any) -> tuple[Connection, BaseProcess]:
+class Crew:
+    """The processes that are at work, each on a run, and those that wait for another one."""
+
+    def __init__(self, pace: Pace, work: Work, lasting: bool, problems: dict[str, str | None]) -> None:
+        self.pace, self.work, self.lasting, self.problems = pace, work, lasting, problems
+        self.running: dict[Any, tuple[str, Worker, Observer]] = {}
+        self.idle: list[Worker] = []
+
+    def begin(self, name: str, job: Any, observer: Observer) -> None:
+        worker = self.reuse(job) or start(self.work, job, self.lasting)
+        self.running[worker.pipe] = name, worker, observer
+        self.pace.started(name)
+
+    def reuse(self, job: Any) -> Worker | None:
+        """One of the processes that wait for a job, with this one; None where none does."""
+        while self.idle:
+            worker = self.idle.pop()
+            with suppress(OSError):  # somebody may have killed it meanwhile
+                worker.pipe.send(job)
+                return worker
+        return None
+
+    def hear(self, name: str, worker: Worker, observer: Observer) -> None:
+        kind, value = receive(worker.pipe)
+        if kind == "event":
+            self.pace.note(name, value)
+            observer(value)
+        elif kind == "warning":
+            warn_once(value)
+        elif kind == "interrupted":  # it alone; a signal for all reaches this process too
+            self.problems[name] = STOPPED
+        elif kind == "end":
+            self.problems[name] = value
+        else:
+            worker.process.join()
+            within(worker.process.exitcode != UNGUARDED, GUARD)
+        if kind == "gone" or (kind == "end" and self.lasting):
+            self.idle += [worker] if kind == "end" else []
+            del self.running[worker.pipe]
+            self.pace.ended(name)
+            observer(end_of(self.problems[name]))
+
+    def stop(self) -> None:
+        for worker in self.idle:
+            worker.pipe.close()  # it has nothing to save, and ends
+        stop([worker.process for _, worker, _ in self.running.values()])
+        for worker in self.idle:
+            worker.process.join(PATIENCE)
+
+
+def start(work: Work, job: Any, lasting: bool) -> Worker:
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=serve, args=(work, job, sender), daemon=True)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(work, job, theirs, lasting), daemon=True)
     with ignoring_interrupts():
         try:
             process.start()
         except RuntimeError:  # of a process that is still importing the script it was started by
-            raise FlashbackError(
-                "several runs at a time start processes, and each reads the script anew; "
-                'put the call under: if __name__ == "__main__":'
-            ) from None
-    sender.close()
-    return receiver, process
+            raise SystemExit(UNGUARDED) from None
+    theirs.close()
+    return Worker(ours, process)
 
 
 def end_of(problem: str | None) -> Event:
@@ -86,8 +139,8 @@ def end_of(problem: str | None) -> Event:
     return {"event": "end", "problem": problem}
 
 
-def serve(work: Work, job: Any, pipe: Connection) -> None:
-    """What a process does: the work, telling the parent of its events and of its end."""
+def serve(work: Work, job: Any, pipe: Connection, lasting: bool) -> None:
+    """What a process does: the work, telling the parent of its events and of its end; then what else it is given."""
 
     def tell(kind: str, value: Any = None) -> None:
         try:
@@ -95,11 +148,20 @@ def serve(work: Work, job: Any, pipe: Connection) -> None:
         except OSError:  # the parent is gone: save the state and end, as it would have asked
             signal.raise_signal(signal.SIGTERM)
 
+    warnings.showwarning = lambda message, *_: tell("warning", str(message))
     try:
-        tell("end", work(job, lambda event: tell("event", dict(event))))
+        for given in itertools.chain([job], further_jobs(pipe) if lasting else ()):
+            tell("end", work(given, lambda event: tell("event", dict(event))))
     except Interrupted:
         with suppress(OSError):
             pipe.send(("interrupted", None))
+
+
+def further_jobs(pipe: Connection) -> Iterator[Any]:
+    """Until the parent has no more of them, or is gone."""
+    with suppress(EOFError, OSError):
+        while True:
+            yield pipe.recv()
 
 
 def receive(pipe: Any) -> tuple[str, Any]:

@@ -35,19 +35,22 @@ def compare_representations(
     device: str | torch.device = "auto",
     host_file: HostFiles = None,
     out: str | Path | None = None,
+    after_tasks: int | None = None,
 ) -> dict[str, Any]:
     """CKA of both arms with the reference, on test images of earlier tasks (old) and of the last one (new).
 
-    With `out`, leave cka.json there, which a report shows.
+    With `out`, leave cka.json there, which a report shows. With `after_tasks`, both arms are taken as they were after
+    so many tasks, and the tasks are those.
     """
     find_hosts(host_file)
     folders = {"host": Path(host), "flashback": Path(flashback), "reference": Path(reference)}
     configs = {name: config_from_dict(read_config(folder)) for name, folder in folders.items()}
     check_roles(folders, configs)
     with torch.compiler.set_stance("force_eager"):
-        values = _similarity(folders, data, device)
+        values = _similarity(folders, data, device, after_tasks)
+    when = "" if after_tasks is None else f" after {after_tasks} tasks"
     similarity = {
-        "host": configs["host"].host.name,
+        "host": configs["host"].host.name + when,
         "reference": configs["reference"].host.name,
         "seeds": {name: config.seed for name, config in configs.items()},
         "folders": {name: folder.resolve().name for name, folder in folders.items()},
@@ -91,12 +94,15 @@ def check_roles(folders: Mapping[str, Path], configs: Mapping[str, RunConfig]) -
         )
 
 
-def _similarity(folders: Mapping[str, Path], data: str | Path | None, device: str | torch.device) -> dict[str, Any]:
-    models = {name: load_trained(folder, data, device) for name, folder in folders.items()}
+def _similarity(
+    folders: Mapping[str, Path], data: str | Path | None, device: str | torch.device, after_tasks: int | None
+) -> dict[str, Any]:
+    learned = {"host": after_tasks, "flashback": after_tasks, "reference": None}
+    models = {name: load_trained(folders[name], data, device, after_tasks=tasks) for name, tasks in learned.items()}
     anchor = models.pop("reference")
     for model in models.values():
         check_same_images(model.benchmark, anchor.benchmark)
-    tasks = anchor.benchmark.tasks
+    tasks = anchor.benchmark.tasks[:after_tasks]
     if len(tasks) < 2:
         raise FlashbackError("CKA on old and new classes needs at least two tasks")
     sets = {"old": [task.test for task in tasks[:-1]], "new": [tasks[-1].test]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,23 +66,6 @@ def of_any_arm(state: RunState) -> RunState:
     history = state.values["history"]
     known = {name: size for name, size in history["bytes"].items() if size}
     return RunState(state.tensors, {**state.values, "history": {**history, "bytes": known}})
-
-
-class LeavingKeeper:
-    """Keeps the checkpoints of a run, and leaves its state after the first task to others."""
-
-    def __init__(self, own: Checkpoints, beginning: Beginning, log: Callable[[], bytes]) -> None:
-        self.own, self.beginning, self.log = own, beginning, log
-
-    def due(self, position: Position) -> bool:
-        return position == AFTER_FIRST_TASK or self.own.due(position)
-
-    def save(self, state: RunState) -> None:
-        position = Position(**state.values["position"])
-        if position == AFTER_FIRST_TASK:
-            self.beginning.leave(state, self.log())
-        if position != AFTER_FIRST_TASK or self.own.due(position):  # one copy is enough where none of its own is due
-            self.own.save(state)
 
 
 def tell_earlier(log: bytes, observers: Sequence[Observer]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ import torch
 
 from flashback.benchmarks import Benchmark, class_order, load_benchmark
 from flashback.benchmarks.orders import task_sizes
-from flashback.config import RunConfig, TrainingConfig, shown, within
-from flashback.errors import FlashbackError, unknown
+from flashback.config import RunConfig, shown, within
+from flashback.errors import FlashbackError
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import find_hosts
 from flashback.plugin import Flashback
 from flashback.recipes import configure
+from flashback.recipes.resolving import dotted_keys
 from flashback.training.surroundings import select_device
 
 SINGLE_IMAGE = (
@@ -89,23 +90,6 @@ def check_benchmark(config: RunConfig, given: Benchmark) -> None:
             f"benchmark.{key} is {shown(said)} in the configuration but {shown(found)} in the benchmark; give "
             "fb.configure and fb.load_benchmark the same",
         )
-
-
-def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The full key of each plain name: a setting of the host or of its training, or the seed."""
-    known = {"seed": ["seed"]}
-    for prefix, section in (("training", TrainingConfig), ("host", host.Settings)):
-        for field in fields(section):
-            known.setdefault(field.name, []).append(f"{prefix}.{field.name}")
-    for name in settings:
-        if name not in known:
-            raise unknown("setting", name, known)
-        within(
-            len(known[name]) == 1,
-            f"'{name}' may be {' or '.join(known[name])}; give fb.build_host a configuration that says which, made by "
-            f'fb.configure(..., settings={{"{known[name][0]}": ...}})',
-        )
-    return {known[name][0]: value for name, value in settings.items()}
 
 
 def build_method(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "auto") -> Host | Flashback:

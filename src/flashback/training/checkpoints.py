@@ -27,10 +27,11 @@ from flashback.errors import FlashbackError
 from flashback.records import write_atomically
 from flashback.records.folder import LARGEST_RECORD, NO_ROOM, read_file
 from flashback.records.terms import SETTINGS
-from flashback.training.trainer import History, Position, RunState
+from flashback.training.trainer import History, Keeper, Position, RunState
 
 KEPT = 2  # the last good one, and the one before in case the last is damaged
 MANIFEST = re.compile(r"[0-9]{6,}\.json")
+AFTER_TASKS = "after-task-{}"  # folders of the models that were kept on the way, counted from 1
 OWN_FILE = re.compile(r"(?:\.(?:[0-9a-f]{8}\.)?)?([0-9]{6,})\.(json|safetensors)(\.part)?")
 
 
@@ -142,6 +143,45 @@ class Checkpoints:
             yield
         finally:
             put_back()
+
+
+class Aside:
+    """Keeps what another keeper does, and puts the state aside in some places too."""
+
+    def __init__(self, own: Keeper, wanted: Callable[[Position], bool], put: Callable[[RunState], None]) -> None:
+        self.own, self.wanted, self.put = own, wanted, put
+
+    def due(self, position: Position) -> bool:
+        return self.wanted(position) or self.own.due(position)
+
+    def save(self, state: RunState) -> None:
+        position = Position(**state.values["position"])
+        if self.wanted(position):
+            self.put(state)
+        if not self.wanted(position) or self.own.due(position):  # one copy is enough where none of its own is due
+            self.own.save(state)
+
+
+class Models:
+    """The models that a run keeps on its way: its state after every task but the last, with which it ends."""
+
+    def __init__(self, folder: Path, settings: CheckpointConfig, tasks: int) -> None:
+        self.folder, self.settings, self.tasks = folder, settings, tasks
+
+    def due(self, position: Position) -> bool:
+        return self.settings.tasks and position == Position(position.task) and 0 < position.task < self.tasks
+
+    def keep(self, state: RunState) -> None:
+        kept = self.after(state.values["position"]["task"])
+        kept.save(state)
+        kept.tidy(kept=1)
+
+    def after(self, tasks: int) -> Checkpoints:
+        return Checkpoints(self.folder / AFTER_TASKS.format(tasks), self.settings)
+
+    def kept(self) -> list[int]:
+        """After how many tasks there is one."""
+        return [tasks for tasks in range(1, self.tasks) if self.after(tasks).manifests()]
 
 
 def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.recorded import recorded_benchmark
-from flashback.config import RunConfig, to_dict, within
+from flashback.config import RunConfig, shown, to_dict, within
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host
 from flashback.hosts.outside import HostFiles, find_hosts
@@ -18,9 +18,9 @@ from flashback.plugin import Flashback
 from flashback.recipes import comparable, config_from_dict
 from flashback.records import RunFolder, is_finished, read_config
 from flashback.records.folder import ANOTHER_FOLDER, COMPARISON
-from flashback.training.beginnings import Beginning, LeavingKeeper, tell_earlier
+from flashback.training.beginnings import AFTER_FIRST_TASK, Beginning, tell_earlier
 from flashback.training.building import build_method, check_loaded, open_benchmark, saying_what_to_change
-from flashback.training.checkpoints import Checkpoints
+from flashback.training.checkpoints import Aside, Checkpoints, Models
 from flashback.training.evaluation import host_of
 from flashback.training.finished import IGNORED, finished_run
 from flashback.training.surroundings import (
@@ -31,7 +31,9 @@ from flashback.training.surroundings import (
     select_precision,
 )
 from flashback.training.trackers import check_tracker, tracking
-from flashback.training.trainer import Event, History, Keeper, Observer, Trainer, TrainingResult
+from flashback.training.trainer import Event, History, Keeper, Observer, RunState, Trainer, TrainingResult
+
+CHECKPOINT = "checkpoint"  # the folder in that of a run
 
 
 def run(
@@ -132,20 +134,25 @@ def _run_in_folder(
     host = method.host
     facts = describe(host.config, benchmark, host.device, precision)
     facts["changed_on_resume"] = compare_surroundings(folder, facts)
-    checkpoints = Checkpoints(folder.path / "checkpoint", host.config.checkpoint, folder.log_size)
-    keeper: Keeper = checkpoints
+    checkpoints = Checkpoints(folder.path / CHECKPOINT, host.config.checkpoint, folder.log_size)
+    models = Models(checkpoints.folder, host.config.checkpoint, len(benchmark.tasks))
+    keeper: Keeper = Aside(checkpoints, models.due, models.keep)
     state = checkpoints.load()
     resumed = state is not None
     facts["took_over_first_task"] = resumed and folder.read_run().get("took_over_first_task", False)
     # A run that went on in other surroundings is no longer what its settings and surroundings make it.
     if first_tasks is not None and len(benchmark.tasks) > 1 and not facts["changed_on_resume"]:
         beginning = Beginning.of(first_tasks, to_dict(host.config), facts)
-        keeper = LeavingKeeper(checkpoints, beginning, folder.read_log)
+        keeper = Aside(
+            keeper, lambda position: position == AFTER_FIRST_TASK, lambda left: beginning.leave(left, folder.read_log())
+        )
         if state is None and (found := beginning.find()):
             state, log = found
             folder.write_log(log)
             tell_earlier(log, observers)
             facts["took_over_first_task"] = True
+            if models.due(AFTER_FIRST_TASK):
+                models.keep(state)
     folder.write_run(facts)
     folder.cut_log(state.values["log_bytes"] if state else 0)
     with tracking(track, host.config, folder.path, resumed) as trackers:
@@ -177,9 +184,12 @@ def load_trained(
     device: str | torch.device = "auto",
     *,
     host_file: HostFiles = None,
+    after_tasks: int | None = None,
 ) -> Host:
     """The host of a finished run as it was at the end, in evaluation mode, from the run's folder alone.
 
+    With `after_tasks`, as it was after so many tasks: 1 is after the first. A run keeps these models where
+    `checkpoint.tasks` asks for them.
     The data are opened when images of `host.benchmark` are looked at. Those of one's own that are no longer where they
     were are looked for in the folder `data`.
     """
@@ -196,13 +206,33 @@ def load_trained(
     benchmark = recorded_benchmark(record, open_data) or open_data()  # records of old say too little of the data
     with prepared_device(config, target, "fp32"), saying_what_to_change():
         trainer = Trainer(build_method(config, benchmark, target), benchmark)
-        state = Checkpoints(path / "checkpoint", config.checkpoint).load()
-        if state is None or state.values["position"]["task"] < len(benchmark.tasks):
-            raise FlashbackError(
-                f"{path} does not hold a finished run with its checkpoint; train it again, into a folder (out, --out)"
-            )
-        trainer.resume(state)
+        trainer.resume(kept_state(path, config, len(benchmark.tasks), after_tasks))
+    if after_tasks is not None:
+        trainer.host.enter(benchmark.tasks[after_tasks - 1])  # it has learned no more
     return trainer.host.eval()
+
+
+def kept_state(path: Path, config: RunConfig, tasks: int, after_tasks: int | None = None) -> RunState:
+    """The state of a run at its end, or after so many of its tasks."""
+    models = Models(path / CHECKPOINT, config.checkpoint, tasks)
+    wanted = tasks if after_tasks is None else after_tasks
+    within(
+        type(wanted) is int and 1 <= wanted <= tasks,
+        f"after_tasks is how many of the {tasks} tasks the model has learned, from 1 to {tasks}, not {shown(wanted)}",
+    )
+    keeper = Checkpoints(models.folder, config.checkpoint) if wanted == tasks else models.after(wanted)
+    state = keeper.load()
+    if state is not None and state.values["position"]["task"] == wanted:
+        return state
+    if wanted < tasks:
+        others = f"; there are those after {', '.join(map(str, models.kept()))}" if models.kept() else ""
+        raise FlashbackError(
+            f"{path} does not hold the model after {wanted} of {tasks} tasks{others}; a run keeps them with --set "
+            "checkpoint.tasks=true, given from its beginning"
+        )
+    if not is_finished(path):
+        raise FlashbackError(f"the run in {path} is not finished; `flashback resume {path}` goes on with it")
+    raise FlashbackError(f"{path} has lost the checkpoint of its model; train it again, into another folder")
 
 
 def spent(history: History) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""ER, experience replay (Chaudhry et al. 2019, Riemer et al. 2019): new images and images of a reservoir, one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flashback.batches import Batch
+from flashback.hosts.base import HOSTS, cross_entropy
+from flashback.hosts.replay import DrawingHost, ReplayStep
+from flashback.memory import Field
+from flashback.nets import Output
+
+
+@HOSTS.register("er")
+class ExperienceReplay(DrawingHost):
+    """Cross-entropy on new images and on images of the memory alike.
+
+    Images and labels are the stable knowledge, without a distance to them: the labels say all that is kept.
+    """
+
+    has_stability = False
+
+    def fields(self) -> dict[str, Field]:
+        return {}
+
+    def forward(self, batch: Batch) -> ReplayStep:
+        """New and drawn images are one batch (Chaudhry et al., Algorithm 1), for batch norm too."""
+        recalled = self.recall(self.draws)
+        parts = [batch.x, *(own.x for own in recalled)]
+        output: Output = self.net(torch.cat(parts))
+        new, *old = output.split([len(part) for part in parts])
+        return ReplayStep(batch, new, self.answered(recalled, old))
+
+    def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
+        """The mean over that batch, told apart by where images come from."""
+        parts = {"task": (step.output, step.batch.y)}
+        if step.draws:
+            parts["replay"] = (step.draws[0].output, step.draws[0].labels)
+        images = sum(len(labels) for _, labels in parts.values())
+        return {
+            name: len(labels) / images * cross_entropy(output.logits, labels)
+            for name, (output, labels) in parts.items()
+        }
+
+    def after_step(self, step: ReplayStep) -> None:
+        self.memory.reservoir(step.batch.raw, step.batch.y, self.generator)
