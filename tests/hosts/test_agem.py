@@ -13,7 +13,7 @@ from flashback import FlashbackError, Trainer
 from flashback.hosts.agem import opposed_share
 from flashback.knowledge import ReplayedTargets, flat
 from flashback.training.step import TrainingStep
-from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
+from helpers import quick_flashback, quick_host, tiny_benchmark
 
 SMALL = {"host__memory_size": 20, "host__minibatch": 6, "training__momentum": 0.0, "training__weight_decay": 0.0}
 
@@ -241,19 +241,3 @@ def test_it_forgets_less_than_finetuning() -> None:
         quick_flashback("agem", tiny_benchmark(), host__memory_size=35, **settings), tiny_benchmark()
     ).run()
     assert result["task_incremental"]["average_accuracy"] > 60
-
-
-# ---------------------------------------------------------------- settings
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "sentence"),
-    [
-        ("memory_size", 0, "host.memory_size is at least 1, not 0"),
-        ("minibatch", 0, "host.minibatch is at least 1, not 0"),
-        ("alpha", 0.1, "unknown key 'host.alpha'"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(setting: str, value: float, sentence: str) -> None:
-    with pytest.raises(FlashbackError, match=sentence):
-        quick_config("agem", **{f"host__{setting}": value})

@@ -138,6 +138,7 @@ def test_a_run_with_flashback_learns_and_remembers() -> None:
         ("alpha", 0.1, "unknown key 'host.alpha'"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(setting: str, value: float, sentence: str) -> None:
+@pytest.mark.parametrize("host", ["er", "agem"])
+def test_settings_that_make_no_sense_are_refused(host: str, setting: str, value: float, sentence: str) -> None:
     with pytest.raises(FlashbackError, match=sentence):
-        quick_config("er", **{f"host__{setting}": value})
+        quick_config(host, **{f"host__{setting}": value})

@@ -82,17 +82,6 @@ def test_every_parameter_is_held() -> None:
 # ---------------------------------------------------------------- the penalty
 
 
-@pytest.mark.parametrize("strength", [0.0, 3.0])
-def test_online_penalty_and_its_gradient(strength: float) -> None:
-    host = at_task(quick_host("oewc", host__strength=strength), 2)
-    shuffle(host, 9)
-    stability = host.losses(step_of(host))["stability"]
-    assert stability.item() == pytest.approx(strength * slow_penalty(host, host.stable), rel=1e-4)
-    offset = flat(host.net.parameters()).detach() - host.stable.values
-    torch.testing.assert_close(gradient(host, stability), 2 * strength * host.stable.importance * offset)
-    assert slow_penalty(host, host.stable) > 0
-
-
 def test_ewc_penalty_sums_over_earlier_tasks() -> None:
     host = at_task(quick_host("ewc", host__strength=3.0), 2)
     shuffle(host, 9)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_tasks import at_task, gradient, shuffle, sizes, slow_penalty, step_of
+from elastic_tasks import at_task, shuffle, sizes, slow_penalty, step_of
 from test_fisher import COLUMNS, DoubleNet, made_data, moved_statistics, unchanged
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ from flashback import FlashbackError, Trainer
 from flashback.hosts import Host
 from flashback.knowledge import ImportantParameters, flat, gradients
 from flashback.knowledge.sensitivity import output_sensitivity
-from helpers import quick_flashback, quick_host, tiny_benchmark
+from helpers import quick_host, tiny_benchmark
 
 # ---------------------------------------------------------------- the sensitivity
 
@@ -108,17 +108,6 @@ def test_rows_of_classes_to_come_are_free() -> None:
 # ---------------------------------------------------------------- the penalty
 
 
-@pytest.mark.parametrize("strength", [0.0, 3.0])
-def test_penalty_and_its_gradient(strength: float) -> None:
-    host: Any = at_task(quick_host("mas", host__strength=strength), 2)
-    shuffle(host, 9)
-    stability = host.losses(step_of(host))["stability"]
-    assert stability.item() == pytest.approx(strength * slow_penalty(host, host.stable), rel=1e-4)
-    offset = flat(host.net.parameters()).detach() - host.stable.values
-    torch.testing.assert_close(gradient(host, stability), 2 * strength * host.stable.importance * offset)
-    assert slow_penalty(host, host.stable) > 0
-
-
 def test_no_penalty_in_the_first_task_and_none_at_the_anchor() -> None:
     host = at_task(quick_host("mas"), 0)
     assert set(host.losses(step_of(host))) == {"task"}
@@ -158,21 +147,3 @@ def test_a_strong_penalty_holds_the_parameters() -> None:
         return slow_penalty(host, anchor)
 
     assert moved(100.0) < 0.5 * moved(0.0)
-
-
-def test_runs_with_flashback_and_keeps_two_vectors_of_each_knowledge() -> None:
-    method = quick_flashback("mas", host__strength=0.1, flashback__alpha=0.1)
-    terms: dict[str, list[float]] = {}
-
-    def record(event: Any) -> None:
-        if event["event"] == "epoch" and event["task"] > 0:
-            for term, value in event["losses"].items():
-                terms.setdefault(f"{event['stage']} {term}", []).append(value)
-
-    trainer = Trainer(method, method.host.benchmark, [record])
-    trainer.run()
-    assert min(terms["phase 2 plasticity"]) > 0
-    assert max(terms["phase 1 stability"]) > 0
-    assert "phase 1 plasticity" not in terms
-    one = 2 * 4 * sum(sizes(method.host))
-    assert trainer.history.bytes == {"stable": one, "plastic": one}

@@ -186,24 +186,6 @@ def test_plastic_importance_is_that_of_phase_1_and_the_path_of_phase_2_starts_an
     assert not torch.equal(own, path)
 
 
-def test_runs_with_flashback_and_keeps_two_vectors_of_each_knowledge() -> None:
-    method = quick_flashback("si", **{**HELD, "flashback__alpha": 1.0})
-    terms: dict[str, list[float]] = {}
-
-    def record(event: Any) -> None:
-        if event["event"] == "epoch" and event["task"] > 0:
-            for term, value in event["losses"].items():
-                terms.setdefault(f"{event['stage']} {term}", []).append(value)
-
-    trainer = Trainer(method, method.host.benchmark, [record])
-    trainer.run()
-    assert min(terms["phase 2 plasticity"]) > 0
-    assert max(terms["phase 1 stability"]) > 0
-    assert "phase 1 plasticity" not in terms
-    one = 2 * 4 * sum(sizes(method.host))  # the path is gone when a task has ended
-    assert trainer.history.bytes == {"stable": one, "plastic": one}
-
-
 # ---------------------------------------------------------------- settings and networks
 
 
