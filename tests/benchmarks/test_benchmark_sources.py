@@ -19,6 +19,8 @@ from flashback.errors import FlashbackError
 
 RED, GREEN, BLUE = (250, 0, 0), (0, 250, 0), (0, 0, 250)
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* are left out")  # the folder holds notes too
+
 
 def records(x: np.ndarray, *labels: np.ndarray) -> bytes:
     """The binary CIFAR layout: label bytes, then the red, green and blue planes."""
