@@ -19,7 +19,7 @@ from flashback.metrics.accuracy import METRICS
 from flashback.reports import html_page, markdown_tables, read_report
 from flashback.reports.page import CARDS
 from flashback.reports.pairings import Report
-from flashback.reports.words import SETTING_TITLES, TITLES
+from flashback.reports.words import SETTING_TITLES, TITLES, direction
 
 EVIL = "<script>alert(1)</script>\"'&{{data}}</script><img src=x onerror=alert(2)>"
 
@@ -412,3 +412,9 @@ def test_two_hundred_runs_answer_soon_on_a_page_of_few_megabytes(tmp_path: Path)
     assert len(report.pairings) == 100
     assert spent < 60  # some 3 on an idle machine
     assert len(text.encode()) < 5_000_000
+
+
+@pytest.mark.parametrize(("difference", "told"), [(0.004, ""), (-0.004, ""), (0.0, ""), (None, ""), (0.01, "better")])
+def test_a_difference_that_is_written_as_zero_has_no_arrow(difference: float | None, told: str) -> None:
+    assert direction("average_accuracy", difference) == told
+    assert direction("forgetting", difference) == {"better": "worse"}.get(told, "")

@@ -106,8 +106,8 @@ def by_arm(seeds: Mapping[str, Sequence[int]]) -> str:
 
 
 def direction(metric: str, difference: float | None) -> str:
-    """Better, worse, or nothing to say, whichever way the metric counts."""
-    if not difference:
+    """Better, worse, or nothing to say, whichever way the metric counts; what is written as 0.00 has no direction."""
+    if difference is None or round(difference, 2) == 0:
         return ""
     return "better" if (difference > 0) == HIGHER_IS_BETTER[metric] else "worse"
 
