@@ -111,8 +111,9 @@ def test_plasticity_is_the_squared_error_on_the_draw_over_all_columns() -> None:
     assert terms["plasticity"].item() == pytest.approx(0.1 * sum(squares) / len(squares), rel=1e-5)
 
 
-def test_bytes_of_the_memory_and_of_answers_to_each_image() -> None:
-    run = in_later_task("er", flashback=True, stages=2, **SMALL)
+@pytest.mark.parametrize("host", ["er", "agem"])
+def test_bytes_of_the_memory_and_of_answers_to_each_image(host: str) -> None:
+    run = in_later_task(host, flashback=True, stages=2, **SMALL)
     row = 12 * 12 + 8 + 8  # an image, its label and its stamp
     sizes = run.method.knowledge_bytes()
     assert sizes["stable"] == 21 * row + 3 * 8  # a row for writes masked out, and three counters

@@ -56,20 +56,22 @@ class Versus:
         return tabulate(self.records, self.seeds, setting, metric)
 
     @property
-    def equal_budget(self) -> bool:
-        return bool(has_equal_budget(self.records, self.seeds))
+    def budget(self) -> str:
+        return "equal budget" if has_equal_budget(self.records, self.seeds) else "unequal budget"
+
+    @property
+    def apart(self) -> str:
+        return f"they also differ in {', '.join(self.differing)}" if self.differing else ""
 
     @property
     def reservation(self) -> str:
         """What else may have made the difference; nothing where all else was alike."""
-        budget = [] if self.equal_budget else ["unequal budget"]
-        return ", ".join([*budget, *([f"they also differ in {', '.join(self.differing)}"] if self.differing else [])])
+        return ", ".join(part for part in (self.budget, self.apart) if part not in ("", "equal budget"))
 
     def answer(self, setting: str) -> str:
-        budget = "equal budget" if self.equal_budget else "unequal budget"
-        apart = f" (they also differ in {', '.join(self.differing)})" if self.differing else ""
+        apart = f" ({self.apart})" if self.apart else ""
         found = verdict(self.row(setting).test, subject=self.method.name)
-        return f"Average accuracy, {SETTING_TITLES[setting]}, {budget}{apart}: {found}"
+        return f"Average accuracy, {SETTING_TITLES[setting]}, {self.budget}{apart}: {found}"
 
 
 def tested_against(report: Report) -> list[Versus]:
