@@ -136,6 +136,12 @@ def test_refuses_values_that_cannot_work() -> None:
         quick_host("mas", host__strength=-1.0)
 
 
+def test_a_penalty_too_strong_for_the_rate_is_told() -> None:
+    host = quick_host("mas", host__strength=1e6)
+    with pytest.raises(FlashbackError, match=r"stability.*; lower training.lr or host.strength$"):
+        Trainer(host, tiny_benchmark()).run()
+
+
 def test_a_strong_penalty_holds_the_parameters() -> None:
     def moved(strength: float) -> float:
         host: Any = quick_host("mas", tiny_benchmark((2, 2)), host__strength=strength)

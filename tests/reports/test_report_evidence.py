@@ -460,12 +460,18 @@ def test_the_differences_between_the_authors_arms_are_switched_on_one_at_a_time(
         ("host", "falls after the first task", "50", "+1.50"),
         ("host", "falls", "60", "+0.00"),
         ("with flashback", "falls", "10 + 50", "+0.00"),
+        ("host, printed", "–", "–", "–"),
+        ("with flashback, printed", "–", "–", "+3.38"),
     ]
+    assert [cells[4:6] for cells in lines[-2:]] == [["49.82 (quoted)", "27.47"], ["53.20", "23.07"]]
+    assert "Seeds alone move the controlled host by a deviation of" in own
     says = section(page, "What this says")
     assert "the falling learning rate +2.00; 10 epochs more a task +0.50; flashback -1.00" in says
     assert "flashback and the falling learning rate +1.25" in says
     assert "the falling learning rate and 10 epochs fewer a task +1.50" in says
-    assert "The paper prints +3.38." in says
+    assert "The paper prints +3.38 for flashback (from 49.82 (quoted) to 53.20)." in says
+    assert "Task-incremental, from the authors' host arm" in says
+    assert "The paper prints +2.78 for flashback (from 83.99 to 86.77)." in says
 
 
 def test_the_best_weight_on_validation_images_is_a_third_arm(tmp_path: Path) -> None:

@@ -182,26 +182,36 @@ def about_shorter_training(evidence: Evidence) -> Iterator[Finding]:
 
 
 def about_differences(evidence: Evidence) -> Iterator[Finding]:
+    """What the authors change between the arms, in both settings, beside the gain that the paper prints."""
+    host = evidence.differences.hosts[0]
+    own = evidence.controlled.pairing(host)
+    for setting in SETTINGS:
+        sentence = differences_in_words(evidence, setting)
+        if sentence is None:
+            continue
+        cell = printed_accuracy(own, setting) if own else None
+        printed = f" The paper prints {signed(printed_gain(cell))} for flashback ({from_to(cell)})." if cell else ""
+        yield f"{host}, where the printed gain comes from", sentence + printed
+
+
+def differences_in_words(evidence: Evidence, setting: str) -> str | None:
     base, *later = evidence.variants[: len(evidence.differences.jobs)]
-    before = base.value(CLASS_INCREMENTAL)
-    if before is None:
-        return
+    before = base.value(setting)
     alone: list[str] = []
     together: list[str] = []
     for variant in later:
-        value, switched = variant.value(CLASS_INCREMENTAL), variant.change.since(base.change)
-        if value is not None:
+        value, switched = variant.value(setting), variant.change.since(base.change)
+        if before is not None and value is not None:
             (alone if len(switched) == 1 else together).append(f"{' and '.join(switched)} {signed(value - before)}")
-    host = evidence.differences.hosts[0]
-    about = f"{host}, where the printed gain comes from"
-    if alone:
-        seeds = plural(len(evidence.differences.seeds), "seed")
-        yield about, f"From the authors' host arm ({number(before)}, {seeds}), each alone: {'; '.join(alone)}."
-    if together:
-        own = evidence.controlled.pairing(host)
-        cell = printed_accuracy(own, CLASS_INCREMENTAL) if own else None
-        printed = f" The paper prints {signed(printed_gain(cell))}." if cell else ""
-        yield about, f"Together: {'; '.join(together)}.{printed}"
+    said = [f"each alone {'; '.join(alone)}"] * bool(alone) + [f"together {'; '.join(together)}"] * bool(together)
+    if not said:
+        return None
+    start = f"{number(before)}, {plural(len(evidence.differences.seeds), 'seed')}"
+    return f"{SETTING_TITLES[setting].capitalize()}, from the authors' host arm ({start}): {'. '.join(said)}."
+
+
+def from_to(printed: Printed) -> str:
+    return f"from {printed.text(HOST)} to {printed.text(FLASHBACK)}"
 
 
 def about_tuning(evidence: Evidence) -> Iterator[Finding]:

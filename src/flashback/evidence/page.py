@@ -318,8 +318,8 @@ def differences(evidence: Evidence) -> Lines:
         f"The authors' scripts for {', '.join(study.hosts)} change more than flashback between the arms: only the "
         "arm with flashback lowers its learning rate (and on Split CIFAR-10 it trains longer). Here each change is "
         f"switched on alone, from their host arm, then together; {seeds_in(study)} each. Their flashback arm without "
-        "flashback, the host with the epochs of phase 2, tells what plastic knowledge adds. The controlled arms close "
-        "the table.",
+        "flashback, the host with the epochs of phase 2, tells what plastic knowledge adds. The controlled arms and "
+        f"the paper's close the table.{noise(evidence, study.hosts[0])}",
         *missing(study),
     ]
     if not study.runs:
@@ -327,6 +327,7 @@ def differences(evidence: Evidence) -> Lines:
     base = evidence.variants[0]
     for setting in SETTINGS:
         rows = [variant_cells(variant, base, setting) for variant in evidence.variants if variant.runs]
+        rows += printed_rows(evidence, setting)
         names = [TITLES[metric][0] for metric in FEW_METRICS]
         head = (
             "arm",
@@ -346,6 +347,25 @@ def variant_cells(variant: Variant, base: Variant, setting: str) -> list[str]:
     words = [ARM_TITLES[FLASHBACK if change.flashback else HOST], change.rate, " + ".join(map(str, change.epochs))]
     values = [number(variant.value(setting, metric)) for metric in FEW_METRICS]
     return [*words, str(len(variant.runs)), *values, signed(since)]
+
+
+def noise(evidence: Evidence, host: str) -> str:
+    """How far seeds alone move the controlled host, so that a difference of single runs is not read for more."""
+    pairing = evidence.controlled.pairing(host)
+    found = {setting: pairing.row(setting).deviation[HOST] for setting in SETTINGS} if pairing else {}
+    said = [f"{number(value)} ({SETTING_TITLES[setting]})" for setting, value in found.items() if value is not None]
+    return f" Seeds alone move the controlled host by a deviation of {' and '.join(said)}." if said else ""
+
+
+def printed_rows(evidence: Evidence, setting: str) -> list[list[str]]:
+    """The paper's own arms, to be read beside the table's."""
+    pairing = evidence.controlled.pairing(evidence.differences.hosts[0])
+    cells = {printed.metric: printed for printed in pairing.printed if printed.setting == setting} if pairing else {}
+    if AA not in cells:
+        return []
+    values = {arm: [cells[name].text(arm) if name in cells else ABSENT for name in FEW_METRICS] for arm in ARMS}
+    gains = {HOST: None, FLASHBACK: printed_gain(cells[AA])}
+    return [[f"{ARM_TITLES[arm]}, printed", *[ABSENT] * 3, *values[arm], signed(gains[arm])] for arm in ARMS]
 
 
 def tuned(evidence: Evidence) -> Lines:

@@ -116,10 +116,14 @@ class TrainingStep:
             broken = [name for name, value in self.sums.items() if not math.isfinite(float(value))]
             raise FlashbackError(
                 f"the loss is not finite any more: {' and '.join(broken) or 'the total'} {where}, "
-                f"step {int(self.finite_steps) + 1}; lower training.lr"
+                f"step {int(self.finite_steps) + 1}; {self.remedy()}"
             )
         if not bool(torch.stack([parameter.isfinite().all() for parameter in self.stage.parameters()]).all()):
-            raise FlashbackError(f"the weights are not finite any more {where}; lower training.lr")
+            raise FlashbackError(f"the weights are not finite any more {where}; {self.remedy()}")
+
+    def remedy(self) -> str:
+        """A quadratic hold diverges when the rate is too great for it, so a lower strength helps as well."""
+        return f"lower training.lr{' or host.strength' if hasattr(self.host.settings, 'strength') else ''}"
 
     def state(self) -> dict[str, Tensor]:
         """What the optimiser remembers, such as momentum, and unread sums, for a checkpoint."""
