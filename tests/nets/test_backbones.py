@@ -134,6 +134,23 @@ def test_resnet32_initialisation():
         assert conv.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)
 
 
+@pytest.mark.parametrize("name", list(NETS))
+def test_levels_one_after_another_give_the_stage_maps(name):
+    net = build_backbone(name, SMALL).eval()
+    x = torch.randn(2, *SMALL)
+    maps = net.stage_maps(x)
+    for level, expected in zip(net.levels(), maps, strict=True):
+        x = level(x)
+        assert torch.equal(x, expected)
+    own = {parameter for level in net.levels() for parameter in level.parameters()}
+    assert own == set(net.parameters())
+
+
+def test_a_network_without_levels_is_told_what_to_do():
+    with pytest.raises(FlashbackError, match=r"Backbone names none; give its class a method levels\(\)"):
+        Backbone().levels()
+
+
 def test_features_are_the_mean_over_space():
     net = build_backbone("resnet32", SMALL).eval()
     x = torch.randn(2, *SMALL)

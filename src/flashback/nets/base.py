@@ -68,6 +68,13 @@ class Backbone(nn.Module):
         """The maps [B, C, H, W] of each stage, from the first to the last, whose mean over space are the features."""
         raise NotImplementedError
 
+    def levels(self) -> list[nn.Module]:
+        """The modules that give the maps of the stages, one applied to what the one before gives."""
+        raise FlashbackError(
+            f"this host works between the levels of a network, and {type(self).__name__} names none; give its class a "
+            "method levels() that returns the modules whose outputs, one after another, are its stage_maps()"
+        )
+
     def last_stage_layers(self) -> dict[str, nn.Module]:
         """The layers whose outputs are compared by CKA, from the first to the last."""
         raise FlashbackError(

@@ -88,6 +88,10 @@ class ResNet(Backbone):
             maps.append(stage(maps[-1]))
         return maps[1:]
 
+    def levels(self) -> list[nn.Module]:
+        first, *others = self.stages
+        return [nn.Sequential(self.stem, first), *others]
+
     def last_stage_layers(self) -> dict[str, nn.Module]:
         blocks = enumerate(self._last_blocks(), start=1)
         return {f"block{index}.{conv}": getattr(block, conv) for index, block in blocks for conv in ("conv1", "conv2")}

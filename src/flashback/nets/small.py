@@ -32,6 +32,9 @@ class SmallCNN(Backbone):
             maps += [x] if isinstance(layer, nn.ReLU) else []
         return maps
 
+    def levels(self) -> list[nn.Module]:
+        return [self.layers[start : start + 3] for start in range(0, len(self.layers), 3)]
+
     def last_stage_layers(self) -> dict[str, nn.Module]:
         convs = [layer for layer in self.layers if isinstance(layer, nn.Conv2d)]
         return {"conv3": convs[-2], "conv4": convs[-1]}
