@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 
 from flashback.evidence.gathered import (
     AA,
@@ -13,11 +14,13 @@ from flashback.evidence.gathered import (
     Anchored,
     Evidence,
     Switched,
+    Variant,
     alpha,
 )
-from flashback.evidence.planned import Study
+from flashback.evidence.planned import Study, deciding
 from flashback.metrics import PairedTest, mean, verdict
 from flashback.metrics.statistics import holm
+from flashback.records import differing_keys
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import Printed
@@ -40,15 +43,19 @@ DIRECTIONS = {
     LEARNING: {"better": "learns new tasks better", "worse": "learns new tasks worse"},
 }
 
+FLOOR = "finetune"
+FEWEST = 3  # seeds, for an interval that says something
+
 
 def conclusions(evidence: Evidence) -> dict[str, str]:
     """What is found, by what it is about, the answer first. Nothing is said of a section without runs."""
     findings = [
         *(("Flashback", text) for text in about_flashback(evidence)),
+        *about_differences(evidence),
         *(("Forgetting and new tasks", text) for text in about_balance(evidence)),
+        *(("Forgetting and new tasks", text) for text in about_fewer_epochs(evidence)),
         *(("Quoted hosts", text) for text in about_quoted_hosts(evidence)),
         *about_shorter_training(evidence),
-        *about_differences(evidence),
         *about_tuning(evidence),
         *(("The hosts alone", text) for text in about_anchors(evidence)),
         *(("Precision", text) for text in about_precision(evidence)),
@@ -71,21 +78,58 @@ def about_flashback(evidence: Evidence) -> Iterator[str]:
     if study.done < len(study.jobs):
         yield f"{study.done} of {len(study.jobs)} planned runs are here."
     sure, tests = significant_differences(evidence)
-    if tests:
-        yield (
-            f"At equal cost it changes average accuracy significantly for {enumerated(sure)} (paired tests by seed at "
-            f"the 5 % level, with Holm's correction for {plural(tests, 'test')}). So few seeds miss small differences."
-        )
     unequal = [pairing.name for pairing in pairings if pairing.comparison.equal_budget is False]
+    if tests:
+        equal = "With equal settings, steps and images it" if not unequal else "It"
+        yield (
+            f"{equal} changes average accuracy significantly for {enumerated(sure)} (paired tests by seed at the 5 % "
+            f"level, with Holm's correction for {plural(tests, 'test')}). So few seeds miss differences of a point and "
+            "more."
+        )
+    if refuted := list(without_the_printed_gain(pairings)):
+        yield f"The 95 % interval, uncorrected, does not reach the printed gain for {'; '.join(refuted)}."
+    if idle := list(at_the_floor(study)):
+        yield f"Hardly above finetune, so that there is nothing to tell: {', '.join(idle)}."
     if unequal:
         yield f"Unequal budget, so these answer another question: {', '.join(unequal)}."
     for benchmark in dict.fromkeys(pairing.any_run.benchmark for pairing in pairings):
         test = Report(list(pairings), [], {}).over_methods(benchmark)
         if test is not None:
             yield (
-                f"Tested as in the paper, over these hosts and both settings: {verdict(test)} Both settings are read "
-                "off the same runs, so the pairs are not independent."
+                f"Tested as in the paper, over these hosts and both settings: {verdict(test)} Their median is "
+                f"{signed(median_difference(pairings))}. Both settings are read off the same runs, so the pairs are "
+                "not independent."
             )
+
+
+def without_the_printed_gain(pairings: Sequence[Pairing]) -> Iterator[str]:
+    """Where what the paper prints lies outside of what was found; two seeds rule nothing out."""
+    for setting in SETTINGS:
+        for pairing in pairings:
+            test, printed = pairing.row(setting).test, printed_accuracy(pairing, setting)
+            if printed is None or test.low is None or test.high is None or test.pairs < FEWEST:
+                continue
+            if not test.low <= printed_gain(printed) <= test.high:
+                found = f"{signed(printed_gain(printed))}, found {interval(test)}"
+                yield f"{pairing.name} {SETTING_TITLES[setting]} ({found})"
+
+
+def at_the_floor(study: Study) -> Iterator[str]:
+    """The hosts that remember no more than one that only learns: what flashback does to them cannot be seen."""
+    finetune = study.pairing(FLOOR)
+    if finetune is None:
+        return
+    for setting in SETTINGS:
+        least = finetune.row(setting).mean[HOST]
+        for pairing in study.compared:
+            value = pairing.row(setting).mean[HOST]
+            if value is not None and least is not None and value < least + 1.0:
+                yield f"{pairing.name} {SETTING_TITLES[setting]} ({number(value)}; {FLOOR} {number(least)})"
+
+
+def median_difference(pairings: Sequence[Pairing]) -> float:
+    rows = [pairing.row(setting) for pairing in pairings for setting in SETTINGS]
+    return median(row.test.difference for row in rows if row.test.difference is not None)
 
 
 def significant_differences(evidence: Evidence) -> tuple[list[str], int]:
@@ -110,25 +154,58 @@ def enumerated(names: Iterable[str]) -> str:
 # ---------------------------------------------------------------- host by host
 
 
+Effect = tuple[str, str, str]  # setting, metric, host
+
+
 def about_balance(evidence: Evidence) -> Iterator[str]:
     """What flashback does to the two sides of the balance, where a test tells a direction."""
-    for setting in SETTINGS:
-        said = [
-            f"{words} with {', '.join(hosts)}"
-            for metric, by_direction in DIRECTIONS.items()
-            for way, words in by_direction.items()
-            if (hosts := list(moved(evidence, setting, metric, way)))
-        ]
-        if said:
-            yield f"{SETTING_TITLES[setting].capitalize()} it {'; it '.join(said)} (5 % level, uncorrected)."
+    tests = {
+        (setting, metric, pairing.name): (test.p, signed(test.difference), direction(metric, test.difference))
+        for setting in SETTINGS
+        for metric in DIRECTIONS
+        for pairing in evidence.controlled.compared
+        if (test := pairing.row(setting, metric).test).p is not None and test.difference is not None
+    }
+    adjusted = dict(zip(tests, holm([p for p, *_ in tests.values() if p is not None]), strict=True))
+    moved: dict[bool, dict[Effect, tuple[str, str]]] = {
+        True: {},
+        False: {},
+    }  # by whether it stands after the correction
+    for effect, (p, difference, way) in tests.items():
+        if p is not None and p < SIGNIFICANT and way in DIRECTIONS[effect[1]]:
+            moved[adjusted[effect] < SIGNIFICANT][effect] = f"{DIRECTIONS[effect[1]][way]} with", difference
+    for sure, effects in moved.items():
+        if effects:
+            level = f"After Holm's correction for {plural(len(tests), 'test')}" if sure else "Before such a correction"
+            yield f"{level}: {effects_in_words(effects)}."
 
 
-def moved(evidence: Evidence, setting: str, metric: str, way: str) -> Iterator[str]:
-    """The hosts whose metric is found to move this way."""
-    for pairing in evidence.controlled.compared:
-        test = pairing.row(setting, metric).test
-        if test.p is not None and test.p < SIGNIFICANT and direction(metric, test.difference) == way:
-            yield f"{pairing.name} ({signed(test.difference)})"
+def effects_in_words(effects: Mapping[Effect, tuple[str, str]]) -> str:
+    """By setting and direction, the hosts with their differences."""
+    grouped: dict[str, dict[str, list[str]]] = {}
+    for (setting, _, host), (words, difference) in effects.items():
+        hosts = grouped.setdefault(setting, {}).setdefault(words, [])
+        hosts.append(f"{host} ({difference})")
+    said = {
+        setting: ", ".join(f"it {words} {', '.join(hosts)}" for words, hosts in found.items())
+        for setting, found in grouped.items()
+    }
+    return "; ".join(f"{SETTING_TITLES[setting]} {words}" for setting, words in said.items())
+
+
+def about_fewer_epochs(evidence: Evidence) -> Iterator[str]:
+    """Until phase 2 has been run alone, an anchor that is the controlled host with fewer epochs gives a hint."""
+    compared = {pairing.name: pairing for pairing in evidence.controlled.compared}
+    found = []
+    for anchored in () if evidence.shorter else evidence.anchored:
+        name, own = anchored.pairing.name, compared.get(anchored.pairing.name)
+        fewer, more = (deciding(one.any_run.settings) if one else {} for one in (anchored.pairing, own))
+        if differing_keys(fewer, more) == ["training.epochs"]:
+            before = f"{number(anchored.here(FORGETTING))} with {fewer['training.epochs']} epochs a task"
+            after = f"{number(evidence.retrained[name].forgetting)} with {more['training.epochs']}"
+            found.append(f"{name} {before}, {after}")
+    if found:
+        yield f"Fewer epochs may do the same, as phase 2 has them; alone, hosts forget: {'; '.join(found)}."
 
 
 def about_quoted_hosts(evidence: Evidence) -> Iterator[str]:
@@ -138,9 +215,12 @@ def about_quoted_hosts(evidence: Evidence) -> Iterator[str]:
         printed = printed_accuracy(pairing, CLASS_INCREMENTAL)
         if printed is not None and printed.quoted and printed.rerun is None:
             ours = number(pairing.row(CLASS_INCREMENTAL).mean[HOST])
-            quoted.append(f"{pairing.name} {number(printed.value[HOST])} (ours alone {ours})")
+            quoted.append(f"{pairing.name} {number(printed.value[HOST])}, here {ours}")
     if quoted:
-        yield f"Printed class-incremental gains over quoted hosts, not run for them: {', '.join(quoted)}."
+        yield (
+            "Some printed class-incremental gains are over values of other publications, not over a run of the host: "
+            f"{'; '.join(quoted)}."
+        )
 
 
 def certainty(row: Row) -> str:
@@ -184,30 +264,41 @@ def about_shorter_training(evidence: Evidence) -> Iterator[Finding]:
 def about_differences(evidence: Evidence) -> Iterator[Finding]:
     """What the authors change between the arms, in both settings, beside the gain that the paper prints."""
     host = evidence.differences.hosts[0]
-    own = evidence.controlled.pairing(host)
-    for setting in SETTINGS:
-        sentence = differences_in_words(evidence, setting)
-        if sentence is None:
-            continue
-        cell = printed_accuracy(own, setting) if own else None
-        printed = f" The paper prints {signed(printed_gain(cell))} for flashback ({from_to(cell)})." if cell else ""
-        yield f"{host}, where the printed gain comes from", sentence + printed
-
-
-def differences_in_words(evidence: Evidence, setting: str) -> str | None:
+    sentences = [text for setting in SETTINGS for text in differences_in_words(evidence, setting)]
     base, *later = evidence.variants[: len(evidence.differences.jobs)]
-    before = base.value(setting)
-    alone: list[str] = []
-    together: list[str] = []
-    for variant in later:
-        value, switched = variant.value(setting), variant.change.since(base.change)
-        if before is not None and value is not None:
-            (alone if len(switched) == 1 else together).append(f"{' and '.join(switched)} {signed(value - before)}")
-    said = [f"each alone {'; '.join(alone)}"] * bool(alone) + [f"together {'; '.join(together)}"] * bool(together)
-    if not said:
-        return None
+    absent = [" and ".join(variant.change.since(base.change)) for variant in later if not variant.runs]
+    if sentences:
+        sentences += [f"Not run yet: {'; '.join(absent)}."] * bool(absent)
+        lead = (
+            "The paper has one course of learning rates in both arms; the authors' scripts lower the rate in the arm "
+            "with flashback alone. Here their differences are switched on one at a time."
+        )
+        yield f"{host}, where the printed gain comes from", " ".join([lead, *sentences])
+
+
+def differences_in_words(evidence: Evidence, setting: str) -> Iterator[str]:
+    base, *later = evidence.variants[: len(evidence.differences.jobs)]
+    before, made = base.value(setting), [variant for variant in later if variant.runs]
+    if before is None or not made:
+        return
+    said = [variant_in_words(variant, base, setting) for variant in made]
     start = f"{number(before)}, {plural(len(evidence.differences.seeds), 'seed')}"
-    return f"{SETTING_TITLES[setting].capitalize()}, from the authors' host arm ({start}): {'. '.join(said)}."
+    yield f"{SETTING_TITLES[setting].capitalize()}, from their host arm ({start}): {'; '.join(said)}."
+    own = evidence.controlled.pairing(evidence.differences.hosts[0])
+    cell = printed_accuracy(own, setting) if own else None
+    if own and cell:
+        yield f"The paper prints, for flashback, {from_to(cell)}."
+        test = own.row(setting).test
+        if test.difference is not None:
+            found = f"{signed(test.difference)} ({certainty(own.row(setting))})"
+            yield f"With the same rates in both arms flashback changes it by {found}."
+
+
+def variant_in_words(variant: Variant, base: Variant, setting: str) -> str:
+    value, before = variant.value(setting), base.value(setting)
+    change = None if value is None or before is None else value - before
+    without = "" if variant.change.flashback else ", without flashback,"
+    return f"{' and '.join(variant.change.since(base.change))}{without} {signed(change)} to {number(value)}"
 
 
 def from_to(printed: Printed) -> str:
@@ -247,7 +338,7 @@ def about_anchors(evidence: Evidence) -> Iterator[str]:
     for found in (found for found in anchored if not found.near and found.nearest):
         yield nearest_in_words(found)
     if unverified := [found for found in anchored if found.anchor.unverified]:
-        yield f"Beside published values that nobody has verified: {listed(unverified)}."
+        yield f"Beside published values whose maintainers have not verified them: {listed(unverified)}."
     moved = {found.pairing.name: found for found in anchored if found.pairing.name in evidence.retrained}
     if moved:
         yield furthest_moved(moved, evidence.retrained)
@@ -322,6 +413,12 @@ def above_the_floor(study: Study, setting: str) -> Iterator[str]:
             above = [host for host, value in accuracies.items() if value is not None and value > least]
             others = [host for host in accuracies if host not in above]
             yield f"Alone, above {floor} ({number(least)}): {enumerated(above)}; not above it: {enumerated(others)}."
+
+
+def below_the_host(study: Study, setting: str) -> str:
+    tests = [pairing.row(setting).test for pairing in study.compared]
+    known = [test.difference for test in tests if test.difference is not None]
+    return f"With flashback, below the host alone: {sum(difference < 0 for difference in known)} of {len(known)} hosts."
 
 
 def similarity_in_words(similarity: Similarity) -> str:

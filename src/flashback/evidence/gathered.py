@@ -219,10 +219,7 @@ class Evidence:
         """The runs between the authors' arms, and the controlled arms of the same host."""
         jobs = [(job, self.differences) for job in self.differences.jobs]
         jobs += [(self.controlled.job(self.differences.hosts[0], arm), self.controlled) for arm in ARMS]
-        seeds = {job.seed for job in self.differences.jobs}  # the table is about changes, not about seeds
-        return [
-            Variant(Change.of(job.config), [run for run in study.of(job) if run.seed in seeds]) for job, study in jobs
-        ]
+        return [Variant(Change.of(job.config), study.of(job)) for job, study in jobs]
 
     @cached_property
     def chosen(self) -> dict[str, Run]:

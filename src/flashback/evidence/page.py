@@ -6,6 +6,7 @@ that makes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from flashback.benchmarks import BENCHMARKS
 from flashback.evidence.conclusions import (
     above_the_floor,
+    below_the_host,
     conclusions,
     precision_in_words,
     printed_accuracy,
@@ -40,7 +42,13 @@ from flashback.recipes import config_from_dict
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report
-from flashback.reports.printed import hosts_with_similarity, implied_new_task_accuracies, inconsistencies, notes_on
+from flashback.reports.printed import (
+    Printed,
+    hosts_with_similarity,
+    implied_new_task_accuracies,
+    inconsistencies,
+    notes_on,
+)
 from flashback.reports.reading import Run, Similarity
 from flashback.reports.sections import remarks
 from flashback.reports.tables import change, markdown_table
@@ -64,7 +72,7 @@ EFFECTS = (AA, FORGETTING, LEARNING, "new_task_accuracy", "stability_plasticity_
 FEW_METRICS = (AA, FORGETTING, LEARNING)
 SHARED = "Runs may have shared the device: seconds compare neither arms nor hosts. [Speed](speed.md) has the costs."
 NOT_VERIFIED = (
-    "Not verified: those who maintain the publication's public code list this host as not reproduced, so its value is "
+    "Not verified: those who maintain the publication's public code list this host as not verified, so its value is "
     "shown, not judged by."
 )
 NOT_RUN = "<!-- not run: needs CIFAR-100 and a GPU -->"
@@ -106,11 +114,18 @@ def introduction(evidence: Evidence) -> Lines:
         "Written from the run records in `results/` by `make evidence`; no result on this page was typed by hand. "
         "Values are percent, mean ± sample deviation over seeds. A difference is flashback minus host, with p of "
         "the two-sided paired t-test by seed in brackets, uncorrected for the number of tests; one seed allows no "
-        "test. Arrows say which way is better. [Metrics and tests](metrics.md) has the definitions.",
+        "test, and seeds that differ alike, by the same amount, have no p. Arrows say which way is better. [Metrics "
+        "and tests](metrics.md) has the definitions.",
     ]
     if runs:
         made = [f"{title} {', '.join(found)}" for title, found in surroundings(runs).items() if found]
         lines += ["", f"{', '.join([plural(len(runs), 'run'), *made])}."]
+        changed = {run.name: run.record.run.get("changed_on_resume") or [] for run in runs}
+        lines += bullets(
+            f"{name} went on after an interruption in other surroundings ({', '.join(what)})."
+            for name, what in changed.items()
+            if what
+        )
     return lines
 
 
@@ -138,7 +153,7 @@ def answers(evidence: Evidence) -> Lines:
         return []
     heads = ("host alone", "change by flashback", "95 % interval", "printed change", "forgetting", "new tasks")
     return [
-        "Average accuracy at equal cost, and what flashback does to forgetting and to the accuracy on new tasks:",
+        "Average accuracy, and what flashback does to it, to forgetting and to the accuracy on new tasks:",
         "",
         *table_lines(("host", "setting", "seeds", *heads), rows, texts=2),
         "",
@@ -155,9 +170,14 @@ def answer_cells(pairing: Pairing, setting: str) -> list[str]:
         number(accuracies.mean[HOST]),
         signed(test.difference),
         interval(test) if test.low is not None and test.pairs > 2 else ABSENT,  # of two seeds it says nothing
-        signed(printed_gain(printed)) if printed else ABSENT,
+        printed_change(printed) if printed else ABSENT,
         *(change(pairing.row(setting, metric)) for metric in (FORGETTING, LEARNING)),
     ]
+
+
+def printed_change(printed: Printed) -> str:
+    quoted = HOST in printed.quoted and printed.rerun is None
+    return signed(printed_gain(printed)) + " (over a quoted value)" * quoted
 
 
 # ---------------------------------------------------------------- the sections
@@ -166,7 +186,7 @@ def answer_cells(pairing: Pairing, setting: str) -> list[str]:
 def anchors(evidence: Evidence) -> Lines:
     lines = [
         "Before flashback is judged, the hosts are: each alone, at the settings of an independent publication, "
-        f"{seeds_in(evidence.anchors)}, class-incremental. Within {NEAR:g} points counts as the same.",
+        f"{seeds_in(evidence.anchors)}, class-incremental. Within {NEAR:g} points counts as near.",
         *missing(evidence.anchors),
     ]
     rows = []
@@ -350,11 +370,17 @@ def variant_cells(variant: Variant, base: Variant, setting: str) -> list[str]:
 
 
 def noise(evidence: Evidence, host: str) -> str:
-    """How far seeds alone move the controlled host, so that a difference of single runs is not read for more."""
+    """How far seeds alone part two runs, so that a difference of single runs is not read for more than it is."""
     pairing = evidence.controlled.pairing(host)
     found = {setting: pairing.row(setting).deviation[HOST] for setting in SETTINGS} if pairing else {}
-    said = [f"{number(value)} ({SETTING_TITLES[setting]})" for setting, value in found.items() if value is not None]
-    return f" Seeds alone move the controlled host by a deviation of {' and '.join(said)}." if said else ""
+    said = [
+        f"{number(math.sqrt(2) * value)} ({SETTING_TITLES[setting]})"
+        for setting, value in found.items()
+        if value is not None
+    ]
+    return (
+        f" By their seeds alone two runs of the controlled host differ by about {' and '.join(said)}." if said else ""
+    )
 
 
 def printed_rows(evidence: Evidence, setting: str) -> list[list[str]]:
@@ -375,7 +401,8 @@ def tuned(evidence: Evidence) -> Lines:
         f"The weight of the plasticity loss chosen on a share of {study.said('benchmark.validation')} of the training "
         f"images, never on test images: {plural(weights, 'weight')}, {plural(len(study.seeds), 'short run')} each "
         f"({length_of(study)}). The best one then trains in full, on all training images, as a third arm. The host "
-        "has no such choice, so this arm is not at equal cost.",
+        "has no such choice, so this arm is not at equal cost. One short run of each weight leaves small leads to "
+        "chance.",
         *missing(study),
     ]
     if not evidence.chosen:
@@ -388,14 +415,14 @@ def tuned(evidence: Evidence) -> Lines:
     lines += table(("host", "alpha_p", "AA on validation images", ""), rows)
     lines += missing_tuned(evidence)
     for setting in SETTINGS:
-        if evidence.tuned:
+        if evidence.newly_tuned:
             lines += [*bold(setting), *tuned_table(evidence, setting)]
-    return lines + bullets(Report(list(evidence.tuned.values()), [], {}).seed_remarks)
+    return lines + bullets(Report(list(evidence.newly_tuned.values()), [], {}).seed_remarks)
 
 
 def tuned_table(evidence: Evidence, setting: str) -> Lines:
     rows = []
-    for host, pairing in evidence.tuned.items():
+    for host, pairing in evidence.newly_tuned.items():
         own = evidence.controlled.pairing(host)
         for metric in FEW_METRICS:
             with_recipe = own.row(setting, metric) if own else None
@@ -487,14 +514,15 @@ def short(evidence: Evidence) -> Lines:
     study = evidence.short
     lines = [
         f"Runs of {length_of(study)} ({phase_1(study)} of them phase 1) and {seeds_in(study)} check that every host "
-        "learns on real images and that the arms differ by flashback alone. So few epochs and seeds say nothing about "
-        "whether flashback helps.",
+        "learns on real images and that the arms differ by flashback alone; some hosts have other settings there than "
+        "in their recipes. With so few epochs one is much to give to phase 1, and one seed is no test: none of this "
+        "says whether flashback helps.",
         *missing(study),
     ]
     report = Report(study.pairings, [], {})
     for setting in SETTINGS:
         if report.pairings:
-            above = bullets(above_the_floor(study, setting))
+            above = bullets([*above_the_floor(study, setting), below_the_host(study, setting)])
             lines += [*bold(setting), "", *markdown_table(report, setting), *above]
     return lines + bullets(report.seed_remarks)
 

@@ -222,8 +222,16 @@ def arm_rows(pairing: Pairing, setting: str, metrics: Sequence[str]) -> Iterator
 def change(row: Row | None) -> str:
     if row is None or row.test.difference is None:
         return ABSENT
-    bracket = "" if row.test.p is None else f" ({p_value(row.test.p)})"
-    return signed(row.test.difference) + bracket
+    return signed(row.test.difference) + certainty(row)
+
+
+def certainty(row: Row) -> str:
+    """p in brackets; without one, why, where a reader who sees the number of seeds would expect it."""
+    if row.test.p is not None:
+        return f" ({p_value(row.test.p)})"
+    if row.test.pairs > 1:
+        return " (alike)"
+    return " (1 pair)" if max(map(len, row.values.values())) > 1 else ""
 
 
 # ---------------------------------------------------------------- CSV
