@@ -17,6 +17,8 @@ LATER = {
     "bic": "bias correction",
     "foster": "compression",
     "lucir": "balanced fine-tuning",
+    "lucir-aanets": "balanced fine-tuning",
+    "pnc": "progress",
     "podnet": "balanced fine-tuning",
 }
 

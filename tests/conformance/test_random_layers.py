@@ -16,6 +16,7 @@ from flashback.training.trainer import Position, RunState
 from helpers import quick_config, tiny_benchmark
 
 NET = "dropping"
+NETWORKS = [NET, "cnn6"]
 
 
 class Dropping(Backbone):
@@ -67,12 +68,13 @@ class StopAt(Checkpoints):
         return self.stopping.is_set()
 
 
-def test_the_seed_alone_decides() -> None:
+@pytest.mark.parametrize("net", NETWORKS)
+def test_the_seed_alone_decides(net: str) -> None:
     torch.manual_seed(1)
-    first = train()
+    first = train(host__net=net)
     torch.manual_seed(2)
-    assert equal(first, train())
-    assert not equal(first, train(seed=1))
+    assert equal(first, train(host__net=net))
+    assert not equal(first, train(seed=1, host__net=net))
 
 
 def test_what_others_draw_is_as_without_the_run() -> None:
@@ -84,13 +86,14 @@ def test_what_others_draw_is_as_without_the_run() -> None:
 
 
 @pytest.mark.parametrize("moment", [2, 40, 75])
-def test_a_resumed_run_draws_what_it_would_have(tmp_path: Path, moment: int) -> None:
-    whole = train()
+@pytest.mark.parametrize("net", NETWORKS)
+def test_a_resumed_run_draws_what_it_would_have(tmp_path: Path, moment: int, net: str) -> None:
+    whole = train(host__net=net)
     keeper = StopAt(tmp_path, moment)
     with pytest.raises(Interrupted):
-        train(keeper=keeper)
+        train(keeper=keeper, host__net=net)
     torch.manual_seed(moment)
-    assert equal(whole, train(state=Checkpoints(tmp_path, CheckpointConfig()).load()))
+    assert equal(whole, train(state=Checkpoints(tmp_path, CheckpointConfig()).load(), host__net=net))
 
 
 def test_without_alpha_phase_2_is_the_host_with_its_epochs() -> None:

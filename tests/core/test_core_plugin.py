@@ -114,10 +114,10 @@ def test_the_schedule_of_phase_1(policy: str, expected: str) -> None:
 def test_the_host_hears_of_every_epoch_of_both_phases() -> None:
     method, trainer = at_second_task("lwf-mc", training__epochs=3)
     heard: list[int] = []
-    main = method.host.main_stage(before_epoch=heard.append)
+    main = method.host.main_stage(before_epoch=heard.append, after_epoch=lambda epoch: heard.append(-epoch))
     method.host.__dict__["stages"] = lambda: [main]
     trainer.run_task(method.host.task)
-    assert heard == [0, 0, 1]
+    assert heard == [0, 0, 0, 0, 1, -1]
 
 
 # ---------------------------------------------------------------- what Flashback refuses
@@ -167,12 +167,12 @@ def test_support(name: str, support: str, columns: slice, samples: str, kind: ty
     assert type(method.plastic) is kind
 
 
-def test_all_columns_are_something_of_their_own_for_two_hosts() -> None:
+def test_all_columns_are_something_of_their_own_for_three_hosts() -> None:
     """As the page of hosts says."""
     names = [name for name in HOSTS if HOSTS[name].has_knowledge and HOSTS[name].__module__.startswith("flashback.")]
     methods = {name: at_second_task(name, flashback__support="all")[0] for name in names}
     changed = {name for name, method in methods.items() if method.support() != method.host.plasticity_support()}
-    assert changed == {"icarl", "lwf-mc"}
+    assert changed == {"icarl", "icarl-aanets", "lwf-mc"}
 
 
 def test_the_weight_of_the_host_stays_on_any_support() -> None:

@@ -18,10 +18,11 @@ from flashback import Flashback, FlashbackError, Host, Trainer, evaluate, train
 from flashback.batches import Batch
 from flashback.benchmarks import Benchmark
 from flashback.hosts import Optimisation, Stage, Step
-from flashback.training import surroundings
+from flashback.training import Interrupted, surroundings
 from flashback.training.evaluation import evaluate_ahead
 from flashback.training.step import TrainingStep, build_optimiser, set_rate, total_loss
 from flashback.training.surroundings import SWITCHES, prepare_device, prepared_device, select_device
+from flashback.training.trainer import Position, RunState
 from helpers import quick_config, quick_flashback, quick_host, small_settings, tiny_benchmark
 
 Events = list[dict[str, Any]]
@@ -230,10 +231,41 @@ def test_a_stage_allocates_begins_trains_and_ends_once() -> None:
         begin=lambda: calls.append("begin"),
         losses=losses,
         before_epoch=lambda epoch: calls.append(f"epoch {epoch}"),
+        after_epoch=lambda epoch: calls.append(f"after epoch {epoch}"),
         end=lambda: calls.append("end"),
     )
     trainer_of(host)[0].run_stage(host.task, noted)
-    assert calls == ["allocate", "begin", "epoch 0", "losses", "end"]
+    assert calls == ["allocate", "begin", "epoch 0", "losses", "after epoch 0", "end"]
+
+
+@pytest.mark.parametrize("at", [Position(0, begun=True, step=3), Position(0, begun=True, epoch=1)])
+def test_what_follows_an_epoch_follows_it_once_after_a_resume(at: Position) -> None:
+    """Stopped between the last of the three steps of an epoch and what follows them, or right after that."""
+    heard: list[int] = []
+
+    def trainer_with(keeper: Any = None) -> Trainer:
+        host = quick_host("finetune", tiny_benchmark((2,)), training__epochs=2)
+        stage = host.main_stage(after_epoch=heard.append)
+        host.__dict__["stages"] = lambda: [stage]
+        return trainer_of(host, keeper=keeper)[0]
+
+    class Keeper:
+        state: RunState
+
+        def due(self, position: Position) -> bool:
+            return position == at
+
+        def save(self, state: RunState) -> None:
+            self.state = state
+            raise Interrupted
+
+    keeper = Keeper()
+    with pytest.raises(Interrupted):
+        trainer_with(keeper).run()
+    again = trainer_with()
+    again.resume(keeper.state)
+    again.run()
+    assert heard == [0, 1]
 
 
 def test_the_generator_of_a_moment_depends_on_seed_task_stage_and_moment() -> None:

@@ -16,7 +16,7 @@ from flashback.studies.sweeps import shipped_sweeps
 
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
 PARTS = {"benchmark": BenchmarkConfig, "training": TrainingConfig, "flashback": FlashbackConfig}
-ABSENT = ["AANets", "DyTox", "P&C", "CAF"]
+ABSENT = ["DyTox"]
 
 
 def named(kind: str, text: str) -> set[int]:

@@ -140,6 +140,25 @@ def test_a_captured_run_with_adam_resumes_exactly(tmp_path: Path) -> None:
         assert torch.equal(again[1][key], tensor), key
 
 
+@pytest.mark.parametrize("name", ["ewc", "caf"])
+def test_a_captured_run_with_dropout_equals_the_eager_run_and_resumes_exactly(name: str, tmp_path: Path) -> None:
+    """Layers draw from torch's own generator, whose place a graph moves on at every replay."""
+    adam = {"training__optimiser": "adam", "training__momentum": 0.0, "training__lr": 0.001}
+    config = config_of(name, compile=False, host__net="cnn6", host__loss="ce_current", **adam)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keeper = StopAt(tmp_path / "whole", None)
+        whole = train(config, keeper=keeper)
+    eager = train(replace(config, capture=False))
+    folder = tmp_path / "stopped"
+    with pytest.raises(Interrupted):
+        train(config, keeper=StopAt(folder, len(keeper.moments) // 2))
+    again = train(config, keeper=StopAt(folder, None), state=Checkpoints(folder, CheckpointConfig()).load())
+    for other in (eager, again):
+        assert other[0] == whole[0]
+        assert all(torch.equal(other[1][key], tensor) for key, tensor in whole[1].items())
+
+
 def test_a_hook_before_the_update_is_captured_too() -> None:
     class Clipping(LwFMC):
         def before_update(self, step: Step) -> None:

@@ -67,7 +67,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 # ---------------------------------------------------------------- losses
 
 
-@pytest.mark.parametrize("loss", ["ce_all", "bce_current"])
+@pytest.mark.parametrize("loss", ["ce_all", "ce_current", "bce_current"])
 def test_every_term_against_a_slow_reference(loss: str) -> None:
     """In float64: the two anchors of EWC over all parameters, that of the empty network over the backbone."""
     host: Any = quick_host("afec", host__loss=loss, **STRENGTHS)
@@ -95,8 +95,10 @@ def test_every_term_against_a_slow_reference(loss: str) -> None:
 
     def slow_loss(logits: Tensor) -> float:
         y, new = batch.y.tolist(), host.task.new
-        if loss == "ce_all":
-            return sum(-row.log_softmax(0)[label].item() for row, label in zip(logits, y, strict=True)) / len(y)
+        if loss != "bce_current":
+            first = 0 if loss == "ce_all" else new.start
+            own = logits if loss == "ce_all" else logits[:, new]
+            return sum(-row.log_softmax(0)[label - first].item() for row, label in zip(own, y, strict=True)) / len(y)
         p = logits.sigmoid()[:, new]
         hit = [p[i, k] if new.start + k == label else 1 - p[i, k] for i, label in enumerate(y) for k in range(2)]
         return sum(-value.log().item() for value in hit) / len(hit)

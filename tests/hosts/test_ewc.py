@@ -155,6 +155,33 @@ def test_cross_entropy_reaches_all_columns() -> None:
     assert at_logits.any(dim=0).all()
 
 
+@pytest.mark.parametrize("name", ["ewc", "oewc", "mas", "si", "afec", "caf"])
+def test_cross_entropy_of_the_task_is_that_of_a_head_of_its_own(name: str) -> None:
+    host = at_task(quick_host(name, host__loss="ce_current"), 1)
+    new, step = host.task.new, step_of(host)
+    loss = host.losses(step)["task"]
+    own = step.output.logits[:, new].double()
+    slow = [-row.log_softmax(0)[y - new.start].item() for row, y in zip(own, step.batch.y.tolist(), strict=True)]
+    assert loss.item() == pytest.approx(sum(slow) / len(slow), rel=1e-5)
+    (at_logits,) = torch.autograd.grad(loss, step.output.logits)
+    assert at_logits[:, new].all()
+    assert not at_logits[:, : new.start].any()
+    assert not at_logits[:, new.stop :].any()
+
+
+@pytest.mark.parametrize("estimator", ["empirical", "mammoth", "exact"])
+def test_the_fisher_information_of_a_head_for_each_task(estimator: str) -> None:
+    """Rows of other heads matter nothing to a task, whose softmax they have no part in."""
+    host = at_task(quick_host("ewc", host__loss="ce_current", host__fisher=estimator), 2)
+    for task in host.benchmark.tasks[:2]:
+        rows = torch.split(host.stable[task.index].importance, sizes(host))[-2].view(host.benchmark.classes, -1)
+        assert [bool(row.any()) for row in rows] == [column in task.classes for column in range(len(rows))]
+    shuffle(host, 9)
+    images, new = host.task.train, host.task.new
+    whole = fisher_diagonal(host.net, images.x, images.y, host.views.plain, estimator, new)
+    torch.testing.assert_close(host.fisher(), whole)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_binary_loss_leaves_other_columns_alone(name: str) -> None:
     host = at_task(quick_host(name, host__loss="bce_current"), 1)
@@ -207,7 +234,7 @@ def test_a_strong_penalty_holds_the_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("loss", ["ce_all", "bce_current"])
+@pytest.mark.parametrize("loss", ["ce_all", "ce_current", "bce_current"])
 def test_runs_with_flashback(name: str, loss: str) -> None:
     settings = {"host__loss": loss, "host__strength": 1.0, "training__views": []}
     without, full = (quick_flashback(name, **settings, flashback__alpha=alpha) for alpha in (0.0, 1.0))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from flashback import train
 from flashback.errors import FlashbackError
 from flashback.nets import NETS, Backbone, LinearHead, Net, Output, build_backbone, net_for
+from flashback.nets.base import scaled
 from flashback.nets.resnet import BasicBlock, ZeroPadding
 from helpers import quick_host
 
@@ -35,6 +36,8 @@ def norms(net):
         ("resnet32", 463_504, 64),
         # Two projections more: 1x1 convolutions and their batch norms.
         ("resnet32-cosine", 463_504 + 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64, 64),
+        # Convolutions 3-32-32-64-64-128-128 with biases, then 2048 inputs of 256 units.
+        ("cnn6", 9 * (3 * 32 + 32 * 32 + 32 * 64 + 64 * 64 + 64 * 128 + 128 * 128) + 448 + 2048 * 256 + 256, 256),
     ],
 )
 def test_parameter_counts(name, parameters, width):
@@ -84,7 +87,7 @@ def test_only_cosine_features_are_signed(name):
 @pytest.mark.parametrize("name", list(NETS))
 def test_last_stage_layers_are_the_last_convolutions(name):
     net = build_backbone(name, SMALL)
-    expected = {"smallcnn": 2, "resnet32": 10, "resnet32-cosine": 10}.get(name, 4)
+    expected = {"smallcnn": 2, "cnn6": 2, "resnet32": 10, "resnet32-cosine": 10}.get(name, 4)
     layers = net.last_stage_layers()
     convs = [module for module in net.modules() if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3)]
     assert list(layers.values()) == convs[-expected:]
@@ -149,6 +152,80 @@ def test_levels_one_after_another_give_the_stage_maps(name):
 def test_a_network_without_levels_is_told_what_to_do():
     with pytest.raises(FlashbackError, match=r"Backbone names none; give its class a method levels\(\)"):
         Backbone().levels()
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 8, 17)])
+def test_cnn6_against_its_formula(shape):
+    net = build_backbone("cnn6", shape).eval()
+    parameters = list(net.parameters())
+    x = torch.randn(2, *shape)
+    out = x
+    for weight, bias in zip(parameters[:-2:2], parameters[1:-2:2], strict=True):
+        out = F.conv2d(out, weight, bias, padding=1).relu()
+        if weight.shape[0] == weight.shape[1]:  # the second of a pair
+            out = F.max_pool2d(out, 2)
+    torch.testing.assert_close(net(x), F.linear(out.flatten(1), *parameters[-2:]).relu())
+
+
+def test_cnn6_drops_at_random_while_it_trains():
+    net = build_backbone("cnn6", SMALL)
+    assert [module.p for module in net.modules() if isinstance(module, nn.Dropout)] == [0.25, 0.25, 0.25, 0.5]
+    x = torch.rand(64, *SMALL)
+    kept = net.eval()(x) > 0
+    torch.manual_seed(3)
+    first = net.train()(x)
+    assert 0.4 < (first[kept] > 0).float().mean() < 0.6  # half of the units, and few that others wake or silence
+    assert not torch.equal(net(x), first)
+    torch.manual_seed(3)
+    assert torch.equal(net(x), first)
+
+
+def test_cnn6_refuses_images_that_cannot_be_halved_three_times():
+    with pytest.raises(FlashbackError, match="halves images three times, so they need 8 pixels a side, not 7"):
+        build_backbone("cnn6", (1, 12, 7))
+
+
+# ---------------------------------------------------------------- other widths
+
+
+@pytest.mark.parametrize("name", list(NETS))
+def test_a_width_scales_the_channels(name):
+    usual, narrow = build_backbone(name, SMALL), build_backbone(name, SMALL, 0.25)
+    kinds = (nn.Conv2d, nn.BatchNorm2d)
+    wide, slim = ([layer for layer in net.modules() if isinstance(layer, kinds)] for net in (usual, narrow))
+    assert [len(layer.weight) for layer in slim] == [len(layer.weight) // 4 for layer in wide]
+    assert narrow.width == (256 if name == "cnn6" else usual.width // 4)
+    with torch.no_grad():
+        assert narrow(torch.randn(2, *SMALL)).shape == (2, narrow.width)
+
+
+def test_a_layer_has_a_channel_at_least():
+    assert scaled((16, 32, 100), 0.02) == (1, 1, 2)
+    assert build_backbone("smallcnn", SMALL, 1e-6).width == 1
+
+
+def test_a_net_of_one_width_says_so():
+    NETS.register("own")(lambda shape: Own(shape))
+    with pytest.raises(FlashbackError, match=r"^the net 'own' has one width alone; choose one of cnn6, .* at 1$"):
+        build_backbone("own", SMALL, 0.5)
+    with pytest.raises(FlashbackError, match="'timm:vit' has one width alone"):
+        build_backbone("timm:vit", SMALL, 0.5)
+    with pytest.raises(FlashbackError, match="unknown net 'resnet33'"):
+        build_backbone("resnet33", SMALL, 0.5)
+
+
+def test_a_net_of_ones_own_may_take_a_width():
+    class OfAnyWidth(Own):
+        def __init__(self, image_shape, width=1.0):
+            super().__init__(image_shape)
+            self.asked = width
+
+    NETS.register("own")(OfAnyWidth)
+    assert build_backbone("own", SMALL, 0.5).asked == 0.5
+    assert build_backbone("own", SMALL).asked == 1.0
+
+
+# ---------------------------------------------------------------- features, copies and names
 
 
 def test_features_are_the_mean_over_space():

@@ -17,12 +17,13 @@ from flashback.recipes import KINDS, Recipe, config_from_dict, list_recipes, res
 HOST_NAMES = {
     "finetune", "joint", "lwf-mc", "icarl", "lucir", "der", "der++", "xder", "ewc", "oewc", "foster", "beef",
     "beef-compress", "afec", "der-expansion", "podnet", "wa", "replay", "bic", "mas", "si", "er", "agem", "lwf",
+    "pnc", "caf", "icarl-aanets", "lucir-aanets",
 }  # fmt: skip
 SOURCES = (
     "paper Section", "paper Table", "authors' script", "authors' code", "our choice", "DER paper", "X-DER paper",
     "AANets paper", "AANets repository", "LUCIR repository", "iCaRL repository", "FOSTER repository",
     "BEEF repository", "PODNet repository", "PyCIL", "Mammoth", "AFEC repository", "DER-ClassIL repository",
-    "LwF paper",
+    "LwF paper", "CAF repository",
 )  # fmt: skip
 
 every_recipe = pytest.mark.parametrize(

@@ -669,7 +669,15 @@ SAYS = [
     (precision, "precision", "training.epochs", 30, "", "(4 tasks, 20 epochs,", "(4 tasks, 30 epochs,"),
     (precision, "precision", "training.precision", "tf32", "", "in bf16 and fp32,", "in tf32,"),
     (precision, "controlled", "training.precision", "fp32", "", "Long runs train in bf16", "Long runs train in fp32"),
-    (short, "short", "benchmark.tasks", 2, "", "Runs of 3 tasks, 6 epochs (1", "Runs of 2 tasks, 6 epochs (1"),
+    (
+        short,
+        "short",
+        "benchmark.tasks",
+        2,
+        "",
+        "Runs of 3 tasks, 6 (pnc: 3) epochs",
+        "Runs of 2 tasks, 6 (pnc: 3) epochs",
+    ),
     (short, "short", "flashback.epochs", 4, "", "epochs (1 of them phase 1)", "epochs (4 of them phase 1)"),
 ]
 

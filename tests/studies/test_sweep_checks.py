@@ -63,7 +63,7 @@ def test_benchmarks_of_one_dataset_fetch_it_once(
     monkeypatch.setattr(sources, "_download", fetch)
     run_sweep("plugins", tmp_path / "out", data=tmp_path, device="cpu")
     assert asked == ["cifar100"]
-    assert len(trained) == 48
+    assert len(trained) == 66
 
 
 def test_an_own_file_that_is_not_there_is_refused_before_training(tmp_path: Path, trained: list[str]) -> None:

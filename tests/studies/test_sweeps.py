@@ -157,6 +157,14 @@ def test_ancl_is_planned_as_reports_know_it(tmp_path: Path) -> None:
         assert "Table 5, ANCL" in {printed.where for printed in printed_for(job.config)}
 
 
+def test_aanets_are_planned_beside_their_hosts_without_flashback(tmp_path: Path) -> None:
+    jobs = [job for job in plan(read_sweep("plugins"), tmp_path, HERE) if "aanets" in job.config["host"]["name"]]
+    planned = {(job.config["host"]["name"], job.config["benchmark"]["name"]) for job in jobs}
+    assert {job.arm for job in jobs} == {"host"}
+    assert planned == {(p.host, p.benchmark) for p in printed_values() if "aanets" in p.host}
+    assert all("Table 5" in {printed.where for printed in printed_for(job.config)} for job in jobs)
+
+
 def test_the_table_of_the_state_of_the_art_is_planned_whole(tmp_path: Path) -> None:
     """Every row that the paper has for a host; FOSTER and BEEF-Compress on CIFAR-100 with both networks."""
     configs = [job.config for job in plan(read_sweep("sota"), tmp_path, HERE)]
@@ -180,8 +188,17 @@ def test_the_authors_settings_are_planned_with_their_differences(tmp_path: Path)
 
 def test_bidirectional_methods_are_planned_on_twenty_tasks_too(tmp_path: Path) -> None:
     jobs = plan(read_sweep("regularisation"), tmp_path, HERE)
-    twenty = {(job.config["host"]["name"], job.arm) for job in jobs if job.config["benchmark"]["sizes"] == [5] * 20}
-    assert twenty == {("ewc", "host"), ("ewc", "flashback"), ("afec", "host")}
+    twenty = [job for job in jobs if job.config["benchmark"]["sizes"] == [5] * 20]
+    alone = {(host, "host") for host in ("ewc", "afec", "caf", "pnc")}
+    assert {(job.config["host"]["name"], job.arm) for job in twenty} == alone | {("ewc", "flashback")}
+    for job in twenty:
+        host, training = job.config["host"], job.config["training"]
+        assert (host["net"], host["loss"]) == ("cnn6", "ce_current")
+        assert (training["optimiser"], training["lr"], training["batch_size"]) == ("adam", 0.001, 256)
+        assert training["views"] == []
+        stages = 2 if host["name"] == "pnc" else 1
+        assert stages * training["epochs"] == 100
+        assert host["strength"] == (5000 if host["name"] == "pnc" else 10000)
 
 
 @pytest.mark.parametrize(

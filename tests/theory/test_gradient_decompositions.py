@@ -33,7 +33,7 @@ def binary(name: str) -> tuple[Situation, Tensor, Tensor, Tensor]:
     return now, f.detach().sigmoid(), f_s.sigmoid(), f_p.sigmoid()
 
 
-@pytest.mark.parametrize("name", ["lwf-mc", "icarl"])
+@pytest.mark.parametrize("name", ["lwf-mc", "icarl", "icarl-aanets"])
 def test_theorem_1_as_printed_on_one_support(name: str) -> None:
     """For binary cross-entropy the sigmoids take the place of the outputs."""
     now, p, p_s, p_p = binary(name)
@@ -44,7 +44,7 @@ def test_theorem_1_as_printed_on_one_support(name: str) -> None:
     assert_equal_gradients(now.both_distances(Support(columns=seen), STABLE, ALPHA), pull)
 
 
-@pytest.mark.parametrize("name", ["lwf-mc", "icarl"])
+@pytest.mark.parametrize("name", ["lwf-mc", "icarl", "icarl-aanets"])
 def test_theorem_1_column_by_column_on_the_own_supports(name: str) -> None:
     """Old columns follow the stable model; new ones an interpolation of the labels and the primary model."""
     now, p, p_s, p_p = binary(name)
@@ -65,7 +65,7 @@ def test_theorem_1_column_by_column_on_the_own_supports(name: str) -> None:
     assert_equal_gradients(now.gradient(), now.pulled_back(logits, task_loss + stability + plasticity))
 
 
-@pytest.mark.parametrize("name", ["lwf-mc", "icarl"])
+@pytest.mark.parametrize("name", ["lwf-mc", "icarl", "icarl-aanets"])
 def test_theorem_1_without_an_interpolation_between_disjoint_supports(name: str) -> None:
     """On the own supports of the host the printed form does not hold: no column has both anchors."""
     now, p, p_s, p_p = binary(name)
@@ -74,7 +74,9 @@ def test_theorem_1_without_an_interpolation_between_disjoint_supports(name: str)
     assert not torch.allclose(now.gradient(), printed, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("name", "settings"), [("lucir", {}), ("podnet", {"host__spatial": 0.0})])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("lucir", {}), ("lucir-aanets", {}), ("podnet", {"host__spatial": 0.0})]
+)
 def test_theorem_1_for_the_cosine_distance(name: str, settings: dict[str, float]) -> None:
     """1 - cos is half the squared distance of unit vectors (the paper's appendix), so unit features interpolate."""
     now = in_phase_2(name, **settings)
@@ -197,6 +199,19 @@ def test_theorem_3_for_ewc() -> None:
     assert_equal_gradients(now.gradient("plasticity"), plasticity)
 
 
+def test_theorem_3_for_caf() -> None:
+    """As for EWC, over all learners; what decides whom they follow and what they forget is pulled by no anchor."""
+    now = in_phase_2("caf", host__forgetting=0.1, host__co_learning=0.5)
+    host, present = now.host, flat(now.host.net.parameters()).detach()
+    stability = host.settings.strength * host.stable[0].importance * (present - host.stable[0].values)
+    plasticity = ALPHA * now.plastic.importance * (present - now.plastic.values)
+    pull = torch.zeros_like(theta(now))
+    pull[: len(present)] = stability + plasticity
+    assert len(pull) == len(present) + host.forgets.numel() + host.follows.numel()
+    assert_equal_gradients(now.gradient(), now.rest_gradient() + pull)
+    assert_equal_gradients(now.gradient("stability", "plasticity"), pull)
+
+
 def test_theorem_3_for_afec() -> None:
     """As for EWC; the empty network, trained in the same steps, and the pull towards it are part of the rest."""
     now = in_phase_2("afec", host__empty_strength=3.0)
@@ -210,6 +225,14 @@ def test_theorem_3_for_afec() -> None:
     expanded, backbone = host.expanded, flat(host.net.backbone.parameters()).detach()
     expected = 3.0 * expanded.importance * (backbone - expanded.values)
     assert_equal_gradients(now.gradient("convergence")[: len(backbone)], expected)
+
+
+def test_theorem_3_for_pnc() -> None:
+    """As for online EWC; in the place of the task loss the knowledge base descends on the active column's answers."""
+    now = in_phase_2("pnc")
+    stability = 2 * now.host.settings.strength * now.host.stable.importance * (theta(now) - now.host.stable.values)
+    plasticity = 2 * ALPHA * now.plastic.importance * (theta(now) - now.plastic.values)
+    assert_equal_gradients(now.gradient(), now.gradient("compression") + stability + plasticity)
 
 
 # ---------------------------------------------------------------- Theorem 4: dynamic architectures

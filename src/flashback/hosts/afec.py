@@ -14,7 +14,7 @@ from flashback.config import not_negative
 from flashback.hosts.base import HOSTS, trainable
 from flashback.hosts.ewc import EWC, FisherSettings
 from flashback.hosts.stages import Stage, Step
-from flashback.knowledge import ImportantParameters, flat
+from flashback.knowledge import ImportantParameters, bytes_of, flat
 from flashback.nets import Net, Output
 
 
@@ -108,8 +108,7 @@ class AFEC(EWC):
 
     def knowledge_bytes(self) -> dict[str, int]:
         """The empty network stays from task to task too."""
-        empty = sum(tensor.numel() * tensor.element_size() for tensor in self.empty.state_dict().values())
-        return {"stable": super().knowledge_bytes()["stable"] + empty}
+        return {"stable": super().knowledge_bytes()["stable"] + bytes_of(self.empty)}
 
 
 def backbone_parameters(net: Net) -> list[nn.Parameter]:

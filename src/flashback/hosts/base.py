@@ -102,11 +102,11 @@ class Host(nn.Module):
         """Make the networks, the memory and the modules of its own that a host starts with."""
         self.net: nn.Module = self.new_net()
 
-    def new_backbone(self) -> Backbone:
+    def new_backbone(self, width: float = 1.0) -> Backbone:
         """A fresh one. Where it brings weights, images are normalised as those were that it learned from."""
         stored, side = self.benchmark.image_shape, self.views.size
         seen = stored if side is None else (stored[0], side, side)
-        backbone = build_backbone(self.settings.net or net_for(stored), seen)
+        backbone = build_backbone(self.settings.net or net_for(stored), seen, width)
         if backbone.normalisation is not None:
             mean, std = backbone.normalisation
             self.views = replace(self.views, mean=mean, std=std)

@@ -17,8 +17,9 @@ from flashback.knowledge import ImportantParameters, Support, flat, soft_binary_
 
 @dataclass(frozen=True)
 class ElasticSettings(HostSettings):
-    loss: Literal["ce_all", "bce_current"] = "ce_all"  # over all columns, or one binary loss per column of the task
-    strength: float = 10.0  # lambda; the paper's alpha_s (Eq. 14) is strength for ewc, 2 * strength for all others
+    # Cross-entropy over all columns, or those of the task, as with a head for each; or a binary loss for each of these.
+    loss: Literal["ce_all", "ce_current", "bce_current"] = "ce_all"
+    strength: float = 10.0  # lambda; the paper's alpha_s (Eq. 14) is strength for ewc and its kin, else 2 * strength
 
     def check(self) -> None:
         not_negative(self, "strength")
@@ -40,7 +41,13 @@ class ElasticHost(Host):
         if self.settings.loss == "ce_all":
             return cross_entropy(logits, labels)
         new = self.task.new
+        if self.settings.loss == "ce_current":
+            return cross_entropy(logits[:, new], labels - new.start)
         return soft_binary_cross_entropy(logits[:, new], one_hot(labels, new, logits.dtype))
+
+    def softmax_columns(self) -> slice:
+        """The columns that share a softmax where a method asks for probabilities: those of the task, or all."""
+        return self.task.new if self.settings.loss == "ce_current" else slice(None)
 
     def held(self) -> list[nn.Parameter]:
         """All that is trained in the network; what a host trains beside it is free."""

@@ -33,7 +33,8 @@ class FisherHost(ElasticHost):
     def fisher(self, net: nn.Module | None = None) -> Tensor:
         """F of the present task at the present parameters (Eq. 4 and 11), on plain views of its training images."""
         net, train = self.net if net is None else net, self.task.train
-        return fisher_diagonal(net, train.x, train.y, self.views.plain, self.settings.fisher)
+        view, columns = self.views.plain, self.softmax_columns()
+        return fisher_diagonal(net, train.x, train.y, view, self.settings.fisher, columns)
 
 
 @dataclass(frozen=True)

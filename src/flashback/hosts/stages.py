@@ -91,6 +91,7 @@ class Stage:
     begin: Callable[[], None] = nothing
     end: Callable[[], None] = nothing
     before_epoch: Callable[[int], None] = nothing
+    after_epoch: Callable[[int], None] = nothing
     variant: Callable[[], object] = nothing  # what besides the batch size decides the shapes of a step
     main: bool = False
     key: str = ""

@@ -17,6 +17,8 @@ from flashback.knowledge.kinds import (
     ModelKnowledge,
     ModuleKnowledge,
     ReplayedTargets,
+    bytes_of,
+    copy_state,
     flat,
 )
 from flashback.knowledge.support import Support
@@ -28,6 +30,8 @@ __all__ = [
     "ModuleKnowledge",
     "ReplayedTargets",
     "Support",
+    "bytes_of",
+    "copy_state",
     "cosine_distance",
     "flat",
     "pod_spatial",

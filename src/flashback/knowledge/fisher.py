@@ -16,30 +16,36 @@ Estimator = Literal["empirical", "mammoth", "exact"]
 
 
 def fisher_diagonal(
-    net: nn.Module, images: Tensor, labels: Tensor, view: Callable[[Tensor], Tensor], estimator: Estimator
+    net: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    view: Callable[[Tensor], Tensor],
+    estimator: Estimator,
+    columns: slice = slice(None),
 ) -> Tensor:
     """Mean over images of squared gradients, one per image, as a flat vector in the order of the trained parameters.
 
-    With p the softmax over all columns, an image adds the square of
+    With p the softmax over all columns, or over those that hold the labels, an image adds the square of
       empirical: grad log p(y) at its label y, the paper's equation;
       mammoth: the same, times p(y), so that images the network gets wrong do not dominate;
-      exact: grad log p(c), times p(c), summed over all columns c, at the cost of a pass for each.
+      exact: grad log p(c), times p(c), summed over these columns c, at the cost of a pass for each.
     """
 
     def passes(x: Tensor, labels: Tensor) -> list[Tensor]:
         """The column to differentiate for every image, for each pass over the images."""
         if estimator != "exact":
             return [labels]
-        return [torch.full_like(labels, column) for column in range(net(x[:1]).logits.shape[1])]
+        return [torch.full_like(labels, column) for column in range(net(x[:1]).logits[:, columns].shape[1])]
 
-    return mean_over_images(net, images, labels, view, score_of(net, estimator), torch.square_, passes)
+    own_labels = labels - (columns.start or 0)
+    return mean_over_images(net, images, own_labels, view, score_of(net, estimator, columns), torch.square_, passes)
 
 
-def score_of(net: nn.Module, estimator: Estimator) -> Score:
-    """The number whose gradient is squared, for one image and one column."""
+def score_of(net: nn.Module, estimator: Estimator, columns: slice) -> Score:
+    """The number whose gradient is squared, for one image and one of the columns."""
 
     def score(weights: Weights, x: Tensor, column: Tensor) -> Tensor:
-        every_log_p = F.log_softmax(functional_call(net, weights, (x[None],)).logits[0], dim=0)
+        every_log_p = F.log_softmax(functional_call(net, weights, (x[None],)).logits[0, columns], dim=0)
         # A masked sum, since the gradient of an indexed read is not deterministic on every device.
         log_p = (every_log_p * (torch.arange(len(every_log_p), device=x.device) == column)).sum()
         # The gradient of 2 sqrt(p) is sqrt(p) grad log p: its square carries the weight p.

@@ -17,7 +17,7 @@ class Knowledge(nn.Module):
     """What a model knew at one moment."""
 
     def nbytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+        return bytes_of(self)
 
 
 class ModelKnowledge(Knowledge):
@@ -111,6 +111,10 @@ class QuadraticForm(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         (weighted,) = ctx.saved_tensors
         return 2 * slope * weighted, None, None
+
+
+def bytes_of(module: nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

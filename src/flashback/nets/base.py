@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -64,6 +65,15 @@ class Backbone(nn.Module):
             parameter.requires_grad_(trained and name not in self.held)
         return self
 
+    @torch.no_grad()
+    def take_held(self, other: Self) -> Self:
+        """What its maker has frozen becomes that of another of its kind; it may have been drawn at random."""
+        given = other.state_dict()
+        for name, own in self.state_dict().items():
+            if name in self.held or name.rpartition(".")[0] in self.held_norms:
+                own.copy_(given[name])
+        return self
+
     def stage_maps(self, x: Tensor) -> list[Tensor]:
         """The maps [B, C, H, W] of each stage, from the first to the last, whose mean over space are the features."""
         raise NotImplementedError
@@ -83,7 +93,7 @@ class Backbone(nn.Module):
         )
 
 
-NETS: Registry[Callable[[Shape], Backbone]] = Registry("net")
+NETS: Registry[Callable[..., Backbone]] = Registry("net")  # made from a Shape; some take a width of channels too
 
 
 def net_for(image_shape: Shape) -> str:
@@ -92,23 +102,44 @@ def net_for(image_shape: Shape) -> str:
     return "smallcnn" if side < 32 else "resnet18" if side <= 64 else "resnet18-imagenet"
 
 
-def build_backbone(name: str, image_shape: Shape) -> Backbone:
-    """The registered backbone of that name, or timm's: `timm:MODEL[:pretrained][:cls]`."""
+def build_backbone(name: str, image_shape: Shape, width: float = 1.0) -> Backbone:
+    """The registered backbone of that name, or timm's: `timm:MODEL[:pretrained][:cls]`.
+
+    With another width its layers have so many times the usual channels, where its maker can do that.
+    """
+    if width != 1:
+        check_width(name)
     if name.startswith("timm:"):
         from flashback.nets.pretrained import timm_backbone
 
         backbone: Backbone = timm_backbone(name.removeprefix("timm:"), image_shape)
     else:
-        backbone = make_registered(name, image_shape)
+        backbone = make_registered(name, image_shape, {} if width == 1 else {"width": width})
     check_backbone(backbone, name, image_shape)
     return backbone.hold()
 
 
-def make_registered(name: str, image_shape: Shape) -> Backbone:
+def check_width(name: str) -> None:
+    """Refuse a net that cannot be made narrower."""
+    if name.startswith("timm:") or not takes_width(NETS[name]):
+        others = ", ".join(known for known in NETS if takes_width(NETS[known]))
+        raise FlashbackError(f"the net '{name}' has one width alone; choose one of {others}, or leave its width at 1")
+
+
+def takes_width(maker: Callable[..., Backbone]) -> bool:
+    return "width" in inspect.signature(maker).parameters
+
+
+def scaled(channels: Iterable[int], width: float) -> tuple[int, ...]:
+    """The channels of the layers of a network of another width."""
+    return tuple(max(1, round(width * usual)) for usual in channels)
+
+
+def make_registered(name: str, image_shape: Shape, options: Mapping[str, float]) -> Backbone:
     """What is registered by that name, called with the shape of an image."""
     maker = NETS[name]
     try:
-        return maker(image_shape)
+        return maker(image_shape, **options)
     except TypeError as problem:
         inside = problem.__traceback__.tb_next if problem.__traceback__ is not None else None
         if inside is not None and inside.tb_frame.f_code is not nn.Module.__init__.__code__:

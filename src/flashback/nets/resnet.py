@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flashback.nets.base import NETS, Backbone, Shape
+from flashback.nets.base import NETS, Backbone, Shape, scaled
 from flashback.nets.norms import BatchNorm2d
 
 Shortcut = Callable[[int, int, int], nn.Module]
@@ -120,32 +120,37 @@ RESNET32 = (16, 32, 64)
 
 
 @NETS.register("resnet18")
-def resnet18(image_shape: Shape) -> Backbone:
+def resnet18(image_shape: Shape, width: float = 1.0) -> Backbone:
     """ResNet-18 for small images: 3x3 stem, no max-pool, PyTorch's own initialisation (as in the DER papers)."""
-    return ResNet(small_stem(image_shape[0], 64), RESNET18, depth=2)
+    widths = scaled(RESNET18, width)
+    return ResNet(small_stem(image_shape[0], widths[0]), widths, depth=2)
 
 
 @NETS.register("resnet18-imagenet")
-def resnet18_imagenet(image_shape: Shape) -> Backbone:
+def resnet18_imagenet(image_shape: Shape, width: float = 1.0) -> Backbone:
     """ResNet-18 for large images: 7x7 stem with stride 2, then max-pool."""
-    conv = nn.Conv2d(image_shape[0], 64, 7, stride=2, padding=3, bias=False)
-    stem = nn.Sequential(conv, BatchNorm2d(64), nn.ReLU(), max_pool())
-    return ResNet(stem, RESNET18, depth=2).with_he_init()
+    widths = scaled(RESNET18, width)
+    conv = nn.Conv2d(image_shape[0], widths[0], 7, stride=2, padding=3, bias=False)
+    stem = nn.Sequential(conv, BatchNorm2d(widths[0]), nn.ReLU(), max_pool())
+    return ResNet(stem, widths, depth=2).with_he_init()
 
 
 @NETS.register("resnet18-imagenet-b50")
-def resnet18_imagenet_b50(image_shape: Shape) -> Backbone:
+def resnet18_imagenet_b50(image_shape: Shape, width: float = 1.0) -> Backbone:
     """The ImageNet ResNet-18 of the protocols that start with half of the classes: 3x3 stem, then max-pool."""
-    return ResNet(small_stem(image_shape[0], 64).append(max_pool()), RESNET18, depth=2).with_he_init()
+    widths = scaled(RESNET18, width)
+    return ResNet(small_stem(image_shape[0], widths[0]).append(max_pool()), widths, depth=2).with_he_init()
 
 
 @NETS.register("resnet32")
-def resnet32(image_shape: Shape) -> Backbone:
+def resnet32(image_shape: Shape, width: float = 1.0) -> Backbone:
     """ResNet-32 for CIFAR with shortcuts that have no parameters."""
-    return ResNet(small_stem(image_shape[0], 16), RESNET32, depth=5, shortcut=ZeroPadding).with_he_init()
+    widths = scaled(RESNET32, width)
+    return ResNet(small_stem(image_shape[0], widths[0]), widths, depth=5, shortcut=ZeroPadding).with_he_init()
 
 
 @NETS.register("resnet32-cosine")
-def resnet32_cosine(image_shape: Shape) -> Backbone:
+def resnet32_cosine(image_shape: Shape, width: float = 1.0) -> Backbone:
     """ResNet-32 for cosine heads (LUCIR, PODNet): projections as shortcuts, no last ReLU, so features are signed."""
-    return ResNet(small_stem(image_shape[0], 16), RESNET32, depth=5, signed=True).with_he_init()
+    widths = scaled(RESNET32, width)
+    return ResNet(small_stem(image_shape[0], widths[0]), widths, depth=5, signed=True).with_he_init()

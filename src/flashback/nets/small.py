@@ -1,23 +1,28 @@
-"""A small network for small benchmarks: a training step on one CPU core takes milliseconds."""
+"""Small networks without shortcuts."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from flashback.nets.base import NETS, Backbone, Shape
+from flashback.errors import FlashbackError
+from flashback.nets.base import NETS, Backbone, Shape, scaled
 from flashback.nets.norms import BatchNorm2d
 
 
 class SmallCNN(Backbone):
-    """Four conv-BN-ReLU layers, the first three with stride 2, and the mean over space."""
+    """Four conv-BN-ReLU layers, the first three with stride 2, and the mean over space.
 
-    width = 64
+    It is for small benchmarks: a training step on one CPU core takes milliseconds.
+    """
+
     takes_parts = True
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, width: float = 1.0) -> None:
         super().__init__()
+        widths = scaled((16, 32, 64, 64), width)
+        self.width = widths[-1]
         self.layers = nn.Sequential()
-        for inputs, outputs, stride in ((channels, 16, 2), (16, 32, 2), (32, 64, 2), (64, 64, 1)):
+        for inputs, outputs, stride in zip((channels, *widths), widths, (2, 2, 2, 1), strict=False):
             conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
             self.layers.extend([conv, BatchNorm2d(outputs), nn.ReLU()])
 
@@ -41,6 +46,57 @@ class SmallCNN(Backbone):
 
 
 @NETS.register("smallcnn")
-def smallcnn(image_shape: Shape) -> Backbone:
+def smallcnn(image_shape: Shape, width: float = 1.0) -> Backbone:
     """Four convolutions, for images below 32 pixels and for a CPU."""
-    return SmallCNN(image_shape[0])
+    return SmallCNN(image_shape[0], width)
+
+
+class CNN6(Backbone):
+    """Three times two convolutions, max-pool and dropout, then a hidden layer of 256 units with dropout.
+
+    It has no normalisation. The hidden layer has its width whatever that of the convolutions.
+    """
+
+    width = 256
+    takes_parts = True
+
+    def __init__(self, image_shape: Shape, width: float = 1.0) -> None:
+        super().__init__()
+        channels, height, breadth = image_shape
+        if min(height, breadth) < 8:
+            raise FlashbackError(
+                f"the net 'cnn6' halves images three times, so they need 8 pixels a side, not {min(height, breadth)}"
+            )
+        widths = scaled((32, 64, 128), width)
+        self.blocks = nn.Sequential(*map(pooled_pair, (channels, *widths), widths))
+        units = nn.Linear(widths[-1] * (height // 8) * (breadth // 8), self.width)
+        as_map = nn.Unflatten(1, (self.width, 1, 1))
+        self.hidden = nn.Sequential(nn.Flatten(), units, nn.ReLU(), nn.Dropout(0.5), as_map)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stage_maps(x)[-1].flatten(1)
+
+    def stage_maps(self, x: Tensor) -> list[Tensor]:
+        """The hidden layer, as maps of one pixel, is the last stage."""
+        maps = [x]
+        for level in self.levels():
+            maps.append(level(maps[-1]))
+        return maps[1:]
+
+    def levels(self) -> list[nn.Module]:
+        return [*self.blocks, self.hidden]
+
+    def last_stage_layers(self) -> dict[str, nn.Module]:
+        conv5, _, conv6, *_ = self.blocks[-1].children()
+        return {"conv5": conv5, "conv6": conv6}
+
+
+def pooled_pair(inputs: int, outputs: int) -> nn.Sequential:
+    convs = (nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.Conv2d(outputs, outputs, 3, padding=1), nn.ReLU())
+    return nn.Sequential(*convs, nn.MaxPool2d(2), nn.Dropout(0.25))
+
+
+@NETS.register("cnn6")
+def cnn6(image_shape: Shape, width: float = 1.0) -> Backbone:
+    """Six convolutions with max-pool and dropout, no batch norm: the network of AFEC and CAF for CIFAR."""
+    return CNN6(image_shape, width)

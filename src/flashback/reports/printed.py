@@ -260,7 +260,7 @@ def _references(table: Mapping[str, Any]) -> Iterator[Printed]:
                 table["metric"],
                 table["where"],
                 value={HOST: cell["value"]},
-                deviation={HOST: cell["deviation"]} if "deviation" in cell else {},
+                deviation={},
                 when={},
                 quoted=(HOST,),
             )

@@ -243,6 +243,7 @@ class Trainer:
             spent["images"] += len(indices)
             self.move(replace(self.position, epoch=epoch, step=self.position.step + 1))
         self.step.check_finite(epoch)
+        stage.after_epoch(epoch)
         terms = self.step.read_means(len(stream))  # waits for the device, so the clock tells the truth
         self.count_training()
         self._trained_until = None

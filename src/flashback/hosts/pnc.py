@@ -1,0 +1,127 @@
+"""P&C, progress and compress (Schwarz et al. 2018): one network learns, another takes it over, held by online EWC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from flashback.batches import Batch
+from flashback.config import above_zero, at_least_one
+from flashback.hosts.base import HOSTS, trainable
+from flashback.hosts.ewc import OnlineEWC, OnlineEWCSettings
+from flashback.hosts.stages import Stage, Step
+from flashback.knowledge import bytes_of, copy_state, soft_binary_cross_entropy, soft_cross_entropy
+from flashback.nets import ActiveColumn, Net, evaluating
+
+
+@dataclass(frozen=True)
+class PnCSettings(OnlineEWCSettings):
+    column: Literal["fresh", "kept"] = "fresh"  # whether each task has a new active column, or goes on with the last
+    progress_epochs: int | None = None  # None: as many as the compression, so that each has half of a task
+    progress_lr: float | None = None  # None: the rate of the compression, which a quadratic hold keeps low
+
+    def check(self) -> None:
+        super().check()
+        at_least_one(self, "progress_epochs")
+        above_zero(self, "progress_lr")
+
+
+@dataclass
+class TaughtStep(Step):
+    """A step of the knowledge base, with what the active column says to the same images."""
+
+    target: Tensor
+
+
+@HOSTS.register("pnc")
+class ProgressAndCompress(OnlineEWC):
+    """An active column learns a task freely beside the knowledge base, the network; this one then learns from it.
+
+    Labels are for the active column alone. The knowledge base descends on KL(active column || knowledge base), which
+    differs from the cross-entropy here by a constant, and on the penalty of online EWC.
+    """
+
+    Settings = PnCSettings
+    net: Net
+    column: Net
+
+    def build(self) -> None:
+        super().build()
+        self.column = self.fresh_net()
+
+    def check(self) -> None:
+        self.net.backbone.levels()  # a network without any is refused here
+
+    def fresh_net(self) -> Net:
+        net = self.new_net()
+        net.backbone.take_held(self.net.backbone)
+        return net
+
+    # ------------------------------------------------------------ stages
+
+    def stages(self) -> list[Stage]:
+        compress = self.main_stage(name="compress")
+        progress = self.later_stage(
+            "progress",
+            self.settings.progress_epochs or compress.epochs,
+            {"lr": self.settings.progress_lr, "schedule": compress.optimisation.schedule},
+            parameters=lambda: trainable(self.column),
+            forward=lambda batch: Step(batch, self.column(batch.x)),
+            losses=lambda step: {"task": self.task_loss(step.output.logits, step.batch.y)},
+            allocate=self.allocate_column,
+            begin=self.look_at_knowledge_base,
+        )
+        return [progress, compress]
+
+    def allocate_column(self) -> None:
+        """In the first task it stands alone: an untrained knowledge base has nothing to tell."""
+        if self.task.index == 0:
+            return
+        if self.settings.column == "fresh":
+            self.column = self.fresh_net()
+        if not isinstance(self.column, ActiveColumn):
+            blank = torch.zeros(1, *self.benchmark.image_shape, dtype=torch.uint8, device=self.device)
+            self.column = ActiveColumn(self.column, self.net.backbone, self.views.plain(blank))
+
+    def look_at_knowledge_base(self) -> None:
+        """The column reads a copy, so that what it says stands still while the knowledge base learns from it."""
+        if isinstance(self.column, ActiveColumn):
+            copy_state(self.net.backbone, self.column.other.module)
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        return self.held()
+
+    # ------------------------------------------------------------ a batch of the compression
+
+    def forward(self, batch: Batch) -> TaughtStep:
+        step = super().forward(batch)
+        with torch.no_grad(), evaluating(self.column):
+            return TaughtStep(batch, step.output, self.column(batch.x).logits)
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        assert isinstance(step, TaughtStep)
+        terms = {"compression": self.imitation(step.output.logits, step.target)}
+        if self.task.index > 0:
+            terms["stability"] = self.stability(step)
+        return terms
+
+    def imitation(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The task loss, with the answers of the active column in the place of labels."""
+        if self.settings.loss == "bce_current":
+            new = self.task.new
+            return soft_binary_cross_entropy(logits[:, new], target[:, new].sigmoid())
+        columns = self.softmax_columns()
+        return soft_cross_entropy(logits[:, columns], target[:, columns])
+
+    # ------------------------------------------------------------ knowledge
+
+    def knowledge_bytes(self) -> dict[str, int]:
+        """Beside the anchor, the old knowledge base that the active column reads, and the column if it is kept."""
+        stable, column = super().knowledge_bytes()["stable"], self.column
+        if self.settings.column == "kept":
+            return {"stable": stable + bytes_of(column)}
+        return {"stable": stable + (bytes_of(column.other) if isinstance(column, ActiveColumn) else 0)}
