@@ -27,7 +27,7 @@ pytestmark = [
 ]
 ADAM = {"training__momentum": 0.0, "training__lr": 0.005, "training__weight_decay": 0.01}
 HELD = {"mas": {"host__strength": 0.01}}  # its own 1.0 diverges at the rate of quick runs, eager steps too
-FAMILIES = ("icarl", "lwf-mc", "oewc", "der++", "xder", "foster", "beef")
+FAMILIES = ("icarl", "icarl-aanets", "lwf-mc", "oewc", "der++", "xder", "foster", "beef")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -192,9 +192,10 @@ def test_resumed_captured_run_equals_the_run_never_stopped(name: str, precision:
             assert torch.equal(again[1][key], tensor), (keeper.moments[moment], key)
 
 
-def test_a_compiled_run_resumes_exactly_too(tmp_path: Path) -> None:
-    """Long runs compile; here the batches are as small as the images, so that it is quick."""
-    config, moment = config_of("icarl", compile=True), 40
+@pytest.mark.parametrize(("name", "net"), [("icarl", "smallcnn"), ("icarl-aanets", "smallcnn"), ("ewc", "cnn6")])
+def test_a_compiled_run_resumes_exactly_too(name: str, net: str, tmp_path: Path) -> None:
+    """Long runs compile; here the batches are as small as the images, so that it is quick. `cnn6` has dropout."""
+    config, moment = config_of(name, compile=True, host__net=net), 40
     whole = train(config, "bf16")
     with pytest.raises(Interrupted):
         train(config, "bf16", StopAt(tmp_path, moment))

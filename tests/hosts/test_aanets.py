@@ -18,14 +18,15 @@ from flashback.training.trainer import Position
 from helpers import forgetting, quick_host, tiny_benchmark
 
 BOTH = pytest.mark.parametrize("name", ["icarl-aanets", "lucir-aanets"])
-ORIGINAL = "parametrizations.weight.original"
+ORIGINAL = ".conv.weight"  # of a convolution with scales
 
 
 def plain_weights(branch: Backbone) -> dict[str, Tensor]:
     """The state of a branch by the names of an ordinary network, scales multiplied in."""
-    state = {key: value.clone() for key, value in branch.state_dict().items() if "parametrizations" not in key}
-    convs = {key: module for key, module in branch.named_modules() if isinstance(module, torch.nn.Conv2d)}
-    return state | {f"{key}.weight": module.weight.detach().clone() for key, module in convs.items()}
+    state = branch.state_dict()
+    scales = {key.removesuffix(".scale"): state.pop(key) for key in list(state) if key.endswith(".scale")}
+    filters = {f"{key}.weight": scale * state.pop(key + ORIGINAL) for key, scale in scales.items()}
+    return {key: value.clone() for key, value in state.items()} | filters
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -163,7 +164,7 @@ def test_a_pass_over_the_balanced_set_descends_on_its_cross_entropy(name: str, m
         mix.copy_(kept)
         return slow_cross_entropy(logits, balanced.labels.tolist(), seen)
 
-    expected, small = mix.clone(), 1e-5
+    expected, small = mix.clone(), 1e-7  # where a ReLU turns between both ends the difference is off by as much
     for level in range(4):
         shift = torch.zeros(4, dtype=torch.float64)
         shift[level] = small
@@ -172,7 +173,7 @@ def test_a_pass_over_the_balanced_set_descends_on_its_cross_entropy(name: str, m
     host.zero_grad()
     stage.after_epoch(0)
     assert changed(before, host) == {"net.backbone.mix"}
-    torch.testing.assert_close(mix, expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(mix, expected, rtol=0, atol=1e-7)
     assert (mix - before["net.backbone.mix"]).abs().min() > 1e-6
     assert host.net.training
     assert all(parameter.grad is None for parameter in host.parameters())

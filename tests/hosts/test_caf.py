@@ -154,9 +154,10 @@ def test_they_are_drawn_for_each_task_from_the_generator_of_the_host() -> None:
     assert torch.equal(drawn[2], expected)
 
 
-def test_they_learn_from_the_second_task_on() -> None:
-    """The slope of a softmax of norms: less is asked of the larger ones."""
-    host: Any = quick_host("caf", tiny_benchmark((2, 2)), host__forgetting=0.01, host__co_learning=0.5)
+@pytest.mark.parametrize(("forgetting", "moves"), [(0.01, True), (0.0, False)])
+def test_they_learn_from_the_second_task_on(forgetting: float, moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn when the task begins, and moved by the loss that they are part of."""
+    host: Any = quick_host("caf", tiny_benchmark((2, 2)), host__forgetting=forgetting)
     trainer = Trainer(host, host.benchmark)
     trainer.run_task(host.benchmark.tasks[0])
     assert not host.forgets.any()
@@ -164,10 +165,16 @@ def test_they_learn_from_the_second_task_on() -> None:
     host.enter(host.benchmark.tasks[1])
     own = host.stages()[0].parameters()
     assert {id(host.forgets), id(host.follows)} <= set(map(id, own))
-    host.begin()
-    before = weights(host)
+    drawn, begin = [], host.begin
+
+    def watched() -> None:
+        begin()
+        drawn.append(host.forgets.detach().clone())
+
+    monkeypatch.setattr(host, "begin", watched)
     trainer.run_task(host.benchmark.tasks[1])
-    assert not torch.equal(host.forgets, before["forgets"])
+    assert drawn[0].any()
+    assert torch.equal(host.forgets, drawn[0]) != moves
 
 
 def test_they_are_not_held_and_no_knowledge() -> None:

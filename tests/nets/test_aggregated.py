@@ -59,8 +59,7 @@ def test_levels_are_mixed_and_filters_scaled() -> None:
         for branch in (net.stable, net.plastic):
             layer: Any = branch.layers[conv]
             if branch is net.stable:
-                original = layer.parametrizations.weight.original
-                scale = layer.parametrizations.weight[0].scale
+                original, scale = layer.conv.weight, layer.scale
                 assert scale.shape == (*original.shape[:2], 1, 1)
                 filters = original.clone()
                 for out in range(filters.shape[0]):
@@ -90,15 +89,16 @@ def test_blocks_of_a_resnet_are_mixed_by_stage(name: str) -> None:
     torch.testing.assert_close(net(images()), pooled, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", list(LEVELS))
+@pytest.mark.parametrize("name", list(NETS))
 def test_filters_of_the_stable_network_are_frozen_and_all_else_is_trained(name: str) -> None:
     net = aggregated(name)
     for _ in range(2):  # whatever a host does with its networks
         trained = {key for key, weight in net.named_parameters() if weight.requires_grad}
         frozen = {key for key, _ in net.named_parameters()} - trained
-        convs = [key for key, layer in net.plastic.named_modules() if isinstance(layer, nn.Conv2d)]
-        assert frozen == {f"stable.{conv}.parametrizations.weight.original" for conv in convs}
-        assert {f"stable.{conv}.parametrizations.weight.0.scale" for conv in convs} <= trained
+        layers = {key: type(layer) for key, layer in net.plastic.named_modules()}
+        convs, linear = ([key for key in layers if layers[key] is kind] for kind in (nn.Conv2d, nn.Linear))
+        assert frozen == {f"stable.{conv}.conv.weight" for conv in convs} | {f"stable.{key}.weight" for key in linear}
+        assert {f"stable.{conv}.scale" for conv in convs} <= trained
         assert {f"plastic.{key}" for key, _ in net.plastic.named_parameters()} <= trained
         norms = [key for key, layer in net.stable.named_modules() if isinstance(layer, BatchNorm2d)]
         assert {f"stable.{norm}.weight" for norm in norms} <= trained
@@ -168,6 +168,22 @@ def test_it_compiles_as_a_whole_and_exports() -> None:
     with evaluating(net):
         program = torch.export.export(net, (images(),))
         torch.testing.assert_close(program.module()(images()), net(images()))
+
+
+def test_another_network_needs_no_compilation_of_its_own() -> None:
+    """Many runs in one process: each guards on the types of its layers, and there is a limit to recompilations."""
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for _ in range(3):
+        net = aggregated()
+        net.compile(dynamic=False, fullgraph=True, backend=backend)
+        net(images())
+    assert len(compiled) == 1
 
 
 def test_cka_is_refused() -> None:

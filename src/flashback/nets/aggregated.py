@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from flashback.errors import FlashbackError
 from flashback.nets.base import Backbone
 
 
-class FilterScale(nn.Module):
-    """One number for every pair of an output and an input channel, by which its filter is multiplied."""
+class ScaledConv(nn.Module):
+    """A convolution whose filters stand still; each pair of an output and an input channel has a trained scale."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones_like(weight[:, :, :1, :1]))
+        self.conv = conv
+        conv.weight.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones_like(conv.weight[:, :, :1, :1]))
 
-    def forward(self, weight: Tensor) -> Tensor:
-        return self.scale * weight
+    def forward(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.conv._conv_forward(x, self.scale * self.conv.weight, self.conv.bias)
+        return maps
 
 
 class Aggregated(Backbone):
@@ -57,9 +58,11 @@ class Aggregated(Backbone):
 
 
 def with_scaled_filters(backbone: Backbone) -> Backbone:
-    """Its filters stand still from now on; their scales are trained in their place."""
-    for layer in list(backbone.modules()):
-        if isinstance(layer, nn.Conv2d) and layer.weight.requires_grad:
-            parametrize.register_parametrization(layer, "weight", FilterScale(layer.weight))
-            cast(Any, layer).parametrizations.weight.original.requires_grad_(False)
+    """Its weights stand still from now on: scales of the filters are trained in their place, norms and biases go on."""
+    for module in list(backbone.modules()):
+        for name, layer in list(module.named_children()):
+            if isinstance(layer, nn.Conv2d) and layer.weight.requires_grad:
+                setattr(module, name, ScaledConv(layer))
+            elif isinstance(layer, nn.Linear):  # a scale for each of its pairs would be as free as its weights
+                layer.weight.requires_grad_(False)
     return backbone
