@@ -14,7 +14,7 @@ from flashback.errors import FlashbackError
 from flashback.nets import NETS, Backbone, LinearHead, Net, Output, build_backbone, net_for
 from flashback.nets.base import scaled
 from flashback.nets.resnet import BasicBlock, ZeroPadding
-from helpers import quick_host
+from helpers import forgetting, quick_host
 
 SMALL = (3, 32, 32)
 
@@ -147,6 +147,27 @@ def test_levels_one_after_another_give_the_stage_maps(name):
         assert torch.equal(x, expected)
     own = {parameter for level in net.levels() for parameter in level.parameters()}
     assert own == set(net.parameters())
+
+
+@pytest.mark.parametrize("host", ["podnet", "pnc", "lucir-aanets"])
+def test_a_network_that_names_its_levels_need_not_give_their_maps(host):
+    class Levels(Backbone):
+        width = 8
+
+        def __init__(self, channels):
+            super().__init__()
+            convs = (nn.Conv2d(inputs, 8, 3, stride=4, padding=1) for inputs in (channels, 8))
+            self.blocks = nn.Sequential(*(nn.Sequential(conv, nn.ReLU()) for conv in convs))
+
+        def forward(self, x):
+            return self.stage_maps(x)[-1].mean((2, 3))
+
+        def levels(self):
+            return list(self.blocks)
+
+    with forgetting(NETS):
+        NETS.register("levels")(lambda image_shape: Levels(image_shape[0]))
+        train(quick_host(host, host__net="levels"))
 
 
 def test_a_network_without_levels_is_told_what_to_do():

@@ -167,10 +167,8 @@ def about_balance(evidence: Evidence) -> Iterator[str]:
         if (test := pairing.row(setting, metric).test).p is not None and test.difference is not None
     }
     adjusted = dict(zip(tests, holm([p for p, *_ in tests.values() if p is not None]), strict=True))
-    moved: dict[bool, dict[Effect, tuple[str, str]]] = {
-        True: {},
-        False: {},
-    }  # by whether it stands after the correction
+    # By whether it stands after the correction.
+    moved: dict[bool, dict[Effect, tuple[str, str]]] = {True: {}, False: {}}
     for effect, (p, difference, way) in tests.items():
         if p is not None and p < SIGNIFICANT and way in DIRECTIONS[effect[1]]:
             moved[adjusted[effect] < SIGNIFICANT][effect] = f"{DIRECTIONS[effect[1]][way]} with", difference
@@ -184,8 +182,7 @@ def effects_in_words(effects: Mapping[Effect, tuple[str, str]]) -> str:
     """By setting and direction, the hosts with their differences."""
     grouped: dict[str, dict[str, list[str]]] = {}
     for (setting, _, host), (words, difference) in effects.items():
-        hosts = grouped.setdefault(setting, {}).setdefault(words, [])
-        hosts.append(f"{host} ({difference})")
+        grouped.setdefault(setting, {}).setdefault(words, []).append(f"{host} ({difference})")
     said = {
         setting: ", ".join(f"it {words} {', '.join(hosts)}" for words, hosts in found.items())
         for setting, found in grouped.items()

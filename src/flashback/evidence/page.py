@@ -13,6 +13,7 @@ import torch
 
 from flashback.benchmarks import BENCHMARKS
 from flashback.evidence.conclusions import (
+    FEWEST,
     above_the_floor,
     below_the_host,
     conclusions,
@@ -169,7 +170,7 @@ def answer_cells(pairing: Pairing, setting: str) -> list[str]:
         seeds_of(accuracies),
         number(accuracies.mean[HOST]),
         signed(test.difference),
-        interval(test) if test.low is not None and test.pairs > 2 else ABSENT,  # of two seeds it says nothing
+        interval(test) if test.low is not None and test.pairs >= FEWEST else ABSENT,
         printed_change(printed) if printed else ABSENT,
         *(change(pairing.row(setting, metric)) for metric in (FORGETTING, LEARNING)),
     ]

@@ -51,9 +51,9 @@ class PODNet(CosineHost):
         super().check()
         kind = type(self.net.backbone)
         within(
-            kind.stage_maps is not Backbone.stage_maps,
+            kind.stage_maps is not Backbone.stage_maps or kind.levels is not Backbone.levels,
             f"podnet compares the maps of a network's stages, and {kind.__name__} gives none; choose another host.net, "
-            "or give its class a method stage_maps(x) that returns them",
+            "or give its class a method stage_maps(x) that returns them, or levels()",
         )
 
     def directions(self, features: Tensor, labels: Tensor) -> Tensor:

@@ -76,7 +76,10 @@ class Backbone(nn.Module):
 
     def stage_maps(self, x: Tensor) -> list[Tensor]:
         """The maps [B, C, H, W] of each stage, from the first to the last, whose mean over space are the features."""
-        raise NotImplementedError
+        maps = [x]
+        for level in self.levels():
+            maps.append(level(maps[-1]))
+        return maps[1:]
 
     def levels(self) -> list[nn.Module]:
         """The modules that give the maps of the stages, one applied to what the one before gives."""

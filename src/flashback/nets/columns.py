@@ -38,10 +38,7 @@ class ActiveColumn(Net):
 
     @torch.no_grad()
     def other_maps(self, x: Tensor) -> list[Tensor]:
-        maps = [x]
-        for level in self.other.module.levels():
-            maps.append(level(maps[-1]))
-        return maps[1:]
+        return self.other.module.stage_maps(x)
 
     def forward(self, x: Tensor) -> Output:
         others = self.other_maps(x)

@@ -76,14 +76,8 @@ class CNN6(Backbone):
     def forward(self, x: Tensor) -> Tensor:
         return self.stage_maps(x)[-1].flatten(1)
 
-    def stage_maps(self, x: Tensor) -> list[Tensor]:
-        """The hidden layer, as maps of one pixel, is the last stage."""
-        maps = [x]
-        for level in self.levels():
-            maps.append(level(maps[-1]))
-        return maps[1:]
-
     def levels(self) -> list[nn.Module]:
+        """The hidden layer, which gives maps of one pixel, is the last."""
         return [*self.blocks, self.hidden]
 
     def last_stage_layers(self) -> dict[str, nn.Module]:

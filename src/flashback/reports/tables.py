@@ -222,11 +222,11 @@ def arm_rows(pairing: Pairing, setting: str, metrics: Sequence[str]) -> Iterator
 def change(row: Row | None) -> str:
     if row is None or row.test.difference is None:
         return ABSENT
-    return signed(row.test.difference) + certainty(row)
+    return signed(row.test.difference) + in_brackets(row)
 
 
-def certainty(row: Row) -> str:
-    """p in brackets; without one, why, where a reader who sees the number of seeds would expect it."""
+def in_brackets(row: Row) -> str:
+    """p; without one, why, where a reader who sees the number of seeds would expect it."""
     if row.test.p is not None:
         return f" ({p_value(row.test.p)})"
     if row.test.pairs > 1:
