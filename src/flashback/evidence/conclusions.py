@@ -7,7 +7,7 @@ from statistics import median
 
 from flashback.evidence.gathered import (
     AA,
-    CLASS_INCREMENTAL,
+    CONSTANT,
     FORGETTING,
     LEARNING,
     NEAR,
@@ -21,7 +21,7 @@ from flashback.evidence.planned import Study, deciding
 from flashback.metrics import PairedTest, mean, verdict
 from flashback.metrics.statistics import holm
 from flashback.records import differing_keys
-from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
+from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS, TASK_INCREMENTAL
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import Printed
 from flashback.reports.reading import Similarity
@@ -34,10 +34,12 @@ from flashback.reports.words import (
     plural,
     probability,
     signed,
+    tested,
 )
 from flashback.studies.comparison import Row
 
 Finding = tuple[str, str]  # what it is about, and a sentence
+BALANCE = {AA: "average accuracy", FORGETTING: "forgetting", LEARNING: "new-task accuracy"}
 DIRECTIONS = {
     FORGETTING: {"better": "forgets less", "worse": "forgets more"},
     LEARNING: {"better": "learns new tasks better", "worse": "learns new tasks worse"},
@@ -134,17 +136,21 @@ def median_difference(pairings: Sequence[Pairing]) -> float:
 
 def significant_differences(evidence: Evidence) -> tuple[list[str], int]:
     """Where average accuracy differs, all such tests of the page taken together, and how many they are."""
-    pairings = {pairing.name: pairing for pairing in evidence.controlled.compared}
-    pairings |= {f"{host} with the weight tuned": pairing for host, pairing in evidence.newly_tuned.items()}
     tests = {
         f"{name} {SETTING_TITLES[setting]}": (row.test.p, row.test.difference)
-        for name, pairing in pairings.items()
+        for name, pairing in compared(evidence).items()
         for setting in SETTINGS
         if (row := pairing.row(setting)).test.p is not None
     }
     adjusted = holm([p for p, _ in tests.values() if p is not None])
     sure = [name for name, p in zip(tests, adjusted, strict=True) if p < SIGNIFICANT]
     return [f"{name} ({signed(tests[name][1])})" for name in sure], len(tests)
+
+
+def compared(evidence: Evidence) -> dict[str, Pairing]:
+    """All comparisons of both arms in full, at the recipe's weight and at a tuned one."""
+    usual = {pairing.name: pairing for pairing in evidence.controlled.compared}
+    return usual | {f"{host} with the weight tuned": pairing for host, pairing in evidence.newly_tuned.items()}
 
 
 def enumerated(names: Iterable[str]) -> str:
@@ -160,10 +166,10 @@ Effect = tuple[str, str, str]  # setting, metric, host
 def about_balance(evidence: Evidence) -> Iterator[str]:
     """What flashback does to the two sides of the balance, where a test tells a direction."""
     tests = {
-        (setting, metric, pairing.name): (test.p, signed(test.difference), direction(metric, test.difference))
+        (setting, metric, name): (test.p, signed(test.difference), direction(metric, test.difference))
         for setting in SETTINGS
         for metric in DIRECTIONS
-        for pairing in evidence.controlled.compared
+        for name, pairing in compared(evidence).items()
         if (test := pairing.row(setting, metric).test).p is not None and test.difference is not None
     }
     adjusted = dict(zip(tests, holm([p for p, *_ in tests.values() if p is not None]), strict=True))
@@ -248,13 +254,13 @@ def about_shorter_training(evidence: Evidence) -> Iterator[Finding]:
     """Flashback trains on from the old state for fewer epochs: what of its effect is that, what the knowledge?"""
     for shorter in evidence.shorter:
         parts = []
-        for metric, name in ((AA, "average accuracy"), (FORGETTING, "forgetting"), (LEARNING, "new-task accuracy")):
+        for metric, name in BALANCE.items():
             steps = (shorter.by_training(CLASS_INCREMENTAL, metric), shorter.by_knowledge(CLASS_INCREMENTAL, metric))
-            parts.append(f"{name} {' and then '.join(signed(test.difference) for test in steps)}")
+            parts.append(f"{name} {' and then '.join(map(tested, steps))}")
         yield (
             f"{shorter.host}, what of it is plastic knowledge",
             "Fewer epochs alone, as phase 2 has them, and then plastic knowledge on top of them change, "
-            f"class-incremental, {', '.join(parts)} ({plural(len(shorter.seeds), 'seed')}).",
+            f"class-incremental, {', '.join(parts)}; {plural(len(shorter.seeds), 'seed')}, uncorrected.",
         )
 
 
@@ -278,24 +284,36 @@ def differences_in_words(evidence: Evidence, setting: str) -> Iterator[str]:
     before, made = base.value(setting), [variant for variant in later if variant.runs]
     if before is None or not made:
         return
-    said = [variant_in_words(variant, base, setting) for variant in made]
+    # More or fewer epochs together with something else stand in the table alone.
+    single = [one for one in made if len(one.change.since(base.change)) == 1 or one.change.same_length(base.change)]
+    said = [variant_in_words(variant, base, setting) for variant in single]
     start = f"{number(before)}, {plural(len(evidence.differences.seeds), 'seed')}"
     yield f"{SETTING_TITLES[setting].capitalize()}, from their host arm ({start}): {'; '.join(said)}."
     own = evidence.controlled.pairing(evidence.differences.hosts[0])
     cell = printed_accuracy(own, setting) if own else None
     if own and cell:
         yield f"The paper prints, for flashback, {from_to(cell)}."
-        test = own.row(setting).test
-        if test.difference is not None:
-            found = f"{signed(test.difference)} ({certainty(own.row(setting))})"
-            yield f"With the same rates in both arms flashback changes it by {found}."
+    alike = list(flashback_at_equal_rates([base, *made], setting))
+    row = own.row(setting) if own else None
+    if row and row.test.difference is not None:
+        alike.append(f"{signed(row.test.difference)} in the controlled arms ({certainty(row)})")
+    if alike:
+        yield f"With the same rates and epochs in both arms flashback changes it by {', '.join(alike)}."
+
+
+def flashback_at_equal_rates(variants: Sequence[Variant], setting: str) -> Iterator[str]:
+    """What flashback does where nothing else differs between two of the arms."""
+    for after in (variant for variant in variants if variant.change.flashback):
+        for before in (variant for variant in variants if not variant.change.flashback):
+            if after.change.since(before.change) == ["flashback"]:
+                rate = "is constant" if after.change.rate == CONSTANT else after.change.rate
+                yield f"{signed(after.difference(before, setting))} where the rate {rate}"
 
 
 def variant_in_words(variant: Variant, base: Variant, setting: str) -> str:
-    value, before = variant.value(setting), base.value(setting)
-    change = None if value is None or before is None else value - before
     without = "" if variant.change.flashback else ", without flashback,"
-    return f"{' and '.join(variant.change.since(base.change))}{without} {signed(change)} to {number(value)}"
+    gain = signed(variant.difference(base, setting))
+    return f"{' and '.join(variant.change.since(base.change))}{without} {gain} to {number(variant.value(setting))}"
 
 
 def from_to(printed: Printed) -> str:
@@ -314,10 +332,13 @@ def about_tuning(evidence: Evidence) -> Iterator[Finding]:
         beside = f", with the recipe's {signed(before)}" if before is not None else ""
         row = pairing.row(CLASS_INCREMENTAL)
         changed = f"{signed(row.test.difference)} class-incremental ({certainty(row)}){beside}"
+        others = [
+            f"{BALANCE[metric]} by {tested(pairing.row(CLASS_INCREMENTAL, metric).test)}" for metric in DIRECTIONS
+        ]
         yield (
             about,
-            f"With alpha_p {weight:g}, chosen on validation images, average accuracy changes by {changed}. The host "
-            "was not tuned likewise.",
+            f"With alpha_p {weight:g}, chosen on validation images, average accuracy changes by {changed}; "
+            f"{', '.join(others)}. The host was not tuned likewise.",
         )
 
 
@@ -332,8 +353,8 @@ def about_anchors(evidence: Evidence) -> Iterator[str]:
         yield f"Within {NEAR:g} points of the published value: {listed(near)}."
     if far:
         yield f"Further than {NEAR:g} points from it: {listed(far)}."
-    for found in (found for found in anchored if not found.near and found.nearest):
-        yield nearest_in_words(found)
+    for found in (found for found in anchored if not found.near and found.nearer):
+        yield nearer_in_words(found)
     if unverified := [found for found in anchored if found.anchor.unverified]:
         yield f"Beside published values whose maintainers have not verified them: {listed(unverified)}."
     moved = {found.pairing.name: found for found in anchored if found.pairing.name in evidence.retrained}
@@ -343,14 +364,17 @@ def about_anchors(evidence: Evidence) -> Iterator[str]:
         yield f"No independent value to be held against: {', '.join(map(beside_the_paper, unanchored))}."
 
 
-def nearest_in_words(found: Anchored) -> str:
-    assert found.nearest is not None
-    away, forgetting = found.off_by(found.nearest.accuracy), found.anchor.forgetting
-    return (
-        f"{found.pairing.name} comes nearest to the published value with one thing changed ({found.nearest.words}): "
-        f"{number(found.nearest.accuracy)} ({signed(away)}), forgetting {number(found.nearest.forgetting)} "
-        f"(published {number(forgetting)})."
-    )
+def nearer_in_words(found: Anchored) -> str:
+    """Task-incremental accuracy too, where the paper prints its own: the independent publication has none."""
+    printed = printed_accuracy(found.pairing, TASK_INCREMENTAL)
+    changed = []
+    for one in found.nearer:
+        beside = f", task-incremental {number(one.task_incremental)}" if printed else ""
+        away = signed(found.off_by(one.accuracy))
+        changed.append(f"{one.words} {number(one.accuracy)} ({away}), forgetting {number(one.forgetting)}{beside}")
+    published = f"published: {number(found.anchor.average_accuracy)}, forgetting {number(found.anchor.forgetting)}"
+    theirs = f"; the paper, task-incremental: {number(printed.value[HOST])}" if printed else ""
+    return f"{found.pairing.name} comes nearer with one thing changed: {'; '.join(changed)} ({published}{theirs})."
 
 
 def furthest_moved(anchored: Mapping[str, Anchored], retrained: Mapping[str, Switched]) -> str:

@@ -24,11 +24,11 @@ from flashback.evidence.conclusions import (
 )
 from flashback.evidence.gathered import (
     AA,
-    CLASS_INCREMENTAL,
     FORGETTING,
     LEARNING,
     NEAR,
     SHORTER,
+    Anchored,
     Evidence,
     Precisions,
     Shorter,
@@ -38,9 +38,9 @@ from flashback.evidence.gathered import (
     known,
 )
 from flashback.evidence.planned import Study, name_of
-from flashback.metrics import PairedTest, deviation, mean
+from flashback.metrics import deviation, mean
 from flashback.recipes import config_from_dict
-from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
+from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS, TASK_INCREMENTAL
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import (
@@ -65,6 +65,7 @@ from flashback.reports.words import (
     seeds_with_value,
     signed,
     spread,
+    tested,
 )
 from flashback.studies.comparison import Row
 from flashback.training.surroundings import select_precision
@@ -77,6 +78,14 @@ NOT_VERIFIED = (
     "shown, not judged by."
 )
 NOT_RUN = "<!-- not run: needs CIFAR-100 and a GPU -->"
+SWITCHES = (
+    "With `host.columns all` the outputs of classes to come take part in the losses, as classes that are absent; with "
+    "`host.normalise true` features have unit length where exemplars and class means are chosen."
+)
+ANCHOR_HEAD = (
+    *("AA, published", "AA, here", "difference", "F, published", "F, here"),
+    *("task-incremental AA, the paper's", "here", "seeds"),
+)
 REFERENCE = "joint"  # representations are compared with those of this host
 Lines = list[str]
 
@@ -196,9 +205,10 @@ def anchors(evidence: Evidence) -> Lines:
         judged = "not verified" if found.anchor.unverified else "yes" if found.near else "no"
         accuracies = [number(found.anchor.average_accuracy), spread(row.mean[HOST], row.deviation[HOST])]
         forgetting = [number(found.anchor.forgetting), number(found.here(FORGETTING))]
-        rows.append([found.pairing.name, judged, *accuracies, signed(found.difference), *forgetting, seeds_of(row)])
-    near = f"within {NEAR:g} points"
-    head = ("host", near, "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
+        own = found.pairing.row(TASK_INCREMENTAL).mean[HOST]
+        values = [*accuracies, signed(found.difference), *forgetting, *task_incremental(found, own)]
+        rows.append([found.pairing.name, judged, *values, seeds_of(row)])
+    head = ("host", f"within {NEAR:g} points", *ANCHOR_HEAD)
     lines += table(head, rows, texts=2)
     lines += ["", NOT_VERIFIED] if any(found.anchor.unverified for found in evidence.anchored) else []
     lines += switches(evidence)
@@ -215,10 +225,16 @@ def switches(evidence: Evidence) -> Lines:
             away = signed(found.off_by(one.accuracy))
             forgetting = [number(found.anchor.forgetting), number(one.forgetting)]
             accuracies = [number(found.anchor.average_accuracy), number(one.accuracy), away]
-            rows.append([found.pairing.name, one.words, *accuracies, *forgetting, str(one.seeds)])
-    head = ("host", "what is changed", "AA, published", "AA, here", "difference", "F, published", "F, here", "seeds")
-    intro = ["", "The same with one thing changed, as other implementations have it:"] if rows else []
-    return [*intro, *table(head, rows, texts=2), *missing(evidence.switches)]
+            values = [*accuracies, *forgetting, *task_incremental(found, one.task_incremental)]
+            rows.append([found.pairing.name, one.words, *values, str(one.seeds)])
+    intro = ["", f"The same with one thing changed, as other implementations have it. {SWITCHES}"] if rows else []
+    return [*intro, *table(("host", "what is changed", *ANCHOR_HEAD), rows, texts=2), *missing(evidence.switches)]
+
+
+def task_incremental(found: Anchored, here: float | None) -> list[str]:
+    """The independent publication has none, so what the paper prints for its own run stands beside it."""
+    printed = printed_accuracy(found.pairing, TASK_INCREMENTAL)
+    return [printed.text(HOST) if printed else ABSENT, number(here)]
 
 
 def retrained(evidence: Evidence) -> Lines:
@@ -363,8 +379,8 @@ def differences(evidence: Evidence) -> Lines:
 
 
 def variant_cells(variant: Variant, base: Variant, setting: str) -> list[str]:
-    change, now, before = variant.change, variant.value(setting), base.value(setting)
-    since = None if now is None or before is None or variant is base else now - before
+    change = variant.change
+    since = None if variant is base else variant.difference(base, setting)
     words = [ARM_TITLES[FLASHBACK if change.flashback else HOST], change.rate, " + ".join(map(str, change.epochs))]
     values = [number(variant.value(setting, metric)) for metric in FEW_METRICS]
     return [*words, str(len(variant.runs)), *values, signed(since)]
@@ -418,7 +434,7 @@ def tuned(evidence: Evidence) -> Lines:
     for setting in SETTINGS:
         if evidence.newly_tuned:
             lines += [*bold(setting), *tuned_table(evidence, setting)]
-    return lines + bullets(Report(list(evidence.newly_tuned.values()), [], {}).seed_remarks)
+    return lines + bullets(Report(list(evidence.newly_tuned.values()), [], {}, chosen=FEW_METRICS).seed_remarks)
 
 
 def tuned_table(evidence: Evidence, setting: str) -> Lines:
@@ -429,7 +445,7 @@ def tuned_table(evidence: Evidence, setting: str) -> Lines:
             with_recipe = own.row(setting, metric) if own else None
             with_tuned = pairing.row(setting, metric)
             means = [arm_of(with_tuned, HOST), arm_of(with_recipe, FLASHBACK), arm_of(with_tuned, FLASHBACK)]
-            changes = [tested(with_recipe.test if with_recipe else None), tested(with_tuned.test)]
+            changes = [tested(with_recipe.test) if with_recipe else ABSENT, tested(with_tuned.test)]
             weight = f"{alpha(pairing.of(FLASHBACK)[0]):g}"
             rows.append([host, TITLES[metric][0], weight, seeds_of(with_tuned), *means, *changes])
     arms = ("host", "flashback, recipe", "flashback, tuned", "difference, recipe", "difference, tuned")
@@ -614,14 +630,6 @@ def seeds_of(row: Row) -> str:
 
 def arm_of(row: Row | None, arm: str) -> str:
     return ABSENT if row is None else spread(row.mean[arm], row.deviation[arm])
-
-
-def tested(test: PairedTest | None) -> str:
-    """The difference, with p where there is a test and a word where there is none."""
-    if test is None:
-        return ABSENT
-    alone = " (one seed)" if test.pairs == 1 else ""
-    return signed(test.difference) + (alone if test.p is None else f" (p {probability(test.p)})")
 
 
 def whole(value: float | None) -> str:

@@ -299,7 +299,9 @@ class Report:
     @property
     def seed_remarks(self) -> list[str]:
         """Of which pairings the means of a table rest on other seeds than the differences, or not on all."""
-        said = {p.name: [unmatched_seeds(p.comparison), *unvalued_seeds(p.comparison)] for p in self.pairings}
+        said = {
+            p.name: [unmatched_seeds(p.comparison), *unvalued_seeds(p.comparison, self.metrics)] for p in self.pairings
+        }
         return [f"{name}: {remark}" for name, remarks in said.items() for remark in remarks if remark]
 
     @property

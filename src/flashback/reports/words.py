@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from flashback.errors import unknown
@@ -12,6 +12,7 @@ from flashback.metrics.numbers import ABSENT as ABSENT
 from flashback.metrics.numbers import number as number
 from flashback.metrics.numbers import probability as probability
 from flashback.metrics.numbers import signed as signed
+from flashback.metrics.statistics import PairedTest
 from flashback.metrics.statistics import interval as interval
 from flashback.records.terms import FLASHBACK, HOST
 from flashback.studies.comparison import Comparison, Row
@@ -46,6 +47,12 @@ def spread(mean: float | None, deviation: float | None) -> str:
     return number(mean) + ("" if deviation is None else f" ± {number(deviation)}")
 
 
+def tested(test: PairedTest) -> str:
+    """The difference, with p where there is a test and a word where there is none."""
+    alone = " (one seed)" if test.pairs == 1 else ""
+    return signed(test.difference) + (alone if test.p is None else f" (p {probability(test.p)})")
+
+
 def unmatched_seeds(comparison: Comparison) -> str:
     """What the means of a table rest on and its differences do not; nothing where both arms have the same seeds."""
     alone = by_arm(comparison.unmatched)
@@ -53,10 +60,10 @@ def unmatched_seeds(comparison: Comparison) -> str:
     return said if alone else ""
 
 
-def unvalued_seeds(comparison: Comparison) -> list[str]:
+def unvalued_seeds(comparison: Comparison, metrics: Collection[str] = TITLES) -> list[str]:
     """Where some seeds of an arm have a value and others none, as an SPR where forgetting is negative."""
     said = []
-    for row in comparison.rows:
+    for row in (row for row in comparison.rows if row.metric in metrics):
         none = {arm: [seed for seed, value in own.items() if value is None] for arm, own in row.values.items()}
         partly = {arm: seeds for arm, seeds in none.items() if seeds and len(seeds) < len(row.values[arm])}
         if partly:
