@@ -47,11 +47,11 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_best_choice_becomes_a_recipe(fake_runs: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     best = tune("icarl", out=tmp_path, trials=30, settings=SETTINGS)
-    assert (best.alpha, best.epochs, best.accuracy, best.host_accuracy) == (0.1, 1, 89.0, 88.5)
+    chosen = {"flashback.alpha": 0.1, "flashback.epochs": 1}
+    assert (best.choice, best.accuracy, best.host_accuracy) == (chosen, 89.0, 88.5)
     assert all(config.benchmark.validation == 0.1 for config in fake_runs)  # never the test images
     assert len(fake_runs) == len(best.trials) == 4 * 2  # all there are: alphas, and E1 up to half of the epochs
     config = configure("icarl", flashback=True, recipe=str(best.recipe))
-    chosen = {"flashback.alpha": 0.1, "flashback.epochs": 1}
     shipped = configure("icarl", flashback=True, settings={**SETTINGS, **chosen})
     assert replace(config, recipe="controlled") == shipped  # tested on the test images, with all that was given
 
@@ -66,7 +66,7 @@ def test_the_recipe_is_found_by_any_path_of_the_data(
     best = tune("icarl", "data/tiny.npz", out="tuned", trials=2, settings=own)
     for benchmark in ("data/tiny.npz", "./data/tiny.npz", path):
         config = configure("icarl", benchmark, flashback=True, recipe=str(best.recipe))
-        assert (config.flashback.alpha, config.flashback.epochs) == (best.alpha, best.epochs)
+        assert [config.flashback.alpha, config.flashback.epochs] == list(best.choice.values())
         assert tune("icarl", benchmark, out="tuned", trials=2, settings=own).trials == best.trials
     with pytest.raises(FlashbackError, match=r"has no recipe for icarl on other\.npz"):
         configure("icarl", "other.npz", flashback=True, recipe=str(best.recipe))
@@ -76,7 +76,7 @@ def test_the_recipe_is_found_by_any_path_of_the_data(
 def test_only_different_choices_count(fake_runs: list[Any], tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     best = tune("icarl", out=tmp_path, trials=7, settings=SETTINGS)
-    choices = {(trial["alpha"], trial["epochs"]) for trial in best.trials}
+    choices = {(trial["flashback.alpha"], trial["flashback.epochs"]) for trial in best.trials}
     assert len(choices) == len(best.trials) == len(fake_runs) == 7
     study = optuna.load_study(study_name="flashback", storage=f"sqlite:///{tmp_path / 'study.db'}")
     assert len(study.trials) > 7  # or nothing came up twice, and this test has seen nothing
@@ -198,3 +198,134 @@ def test_when_checkpoints_are_written_makes_no_other_tuning(fake_runs: list[Any]
     for minutes in (1.0, 5.0):
         tune("icarl", out=tmp_path, trials=2, settings={**SETTINGS, "checkpoint.minutes": minutes})
     assert len(fake_runs) == 2
+
+
+# ---------------------------------------------------------------- any setting
+
+
+@pytest.fixture
+def runs_of_the_host(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Runs that answer at once: best at a rate of 0.3, then at greater batches."""
+    seen: list[Any] = []
+
+    def run(config: Any, *, out: Path, **_: Any) -> None:
+        seen.append(config)
+        accuracy = 80 - 10 * abs(config.training.lr - 0.3) + config.training.batch_size / 100
+        out.mkdir(parents=True)
+        (out / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
+        (out / "run.json").write_text(json.dumps({"data_checksum": open_benchmark(config, None, sketch=True).checksum}))
+        (out / "results.json").write_text(json.dumps({"class_incremental": {"average_accuracy": accuracy}}))
+
+    monkeypatch.setattr(tuning, "run", run)
+    return seen
+
+
+RATES = {"training.lr": [0.1, 0.3, 1.0], "training.batch_size": [50, 100]}
+BOTH = {"training.epochs": 4, "benchmark.tasks": 2}
+
+
+def test_settings_of_both_arms_are_chosen_for_the_host_alone(runs_of_the_host: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    best = tune("lwf-mc", out=tmp_path, over=RATES, trials=9, settings={**BOTH, "flashback.alpha": 0.5})
+    assert best.choice == {"training.lr": 0.3, "training.batch_size": 100}
+    assert not best.with_flashback
+    assert [config.flashback.enabled for config in runs_of_the_host] == [False] * 7  # all choices, and the recipe's own
+    assert all(config.benchmark.validation == 0.1 for config in runs_of_the_host)
+    accuracies = [trial["accuracy"] for trial in best.trials]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert len(accuracies) == 6
+    for flashback in (False, True):  # what was chosen alone holds for both arms
+        config = configure("lwf-mc", flashback=flashback, recipe=str(best.recipe))
+        assert (config.training.lr, config.training.batch_size, config.training.epochs) == (0.3, 100, 4)
+
+
+def test_a_choice_that_is_the_recipes_own_runs_once(runs_of_the_host: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    own = configure("lwf-mc").training.lr
+    best = tune("lwf-mc", out=tmp_path, over={"training.lr": [own, 2 * own]}, trials=2, settings=BOTH)
+    assert len(runs_of_the_host) == 2
+    assert best.host_accuracy in [trial["accuracy"] for trial in best.trials]
+
+
+def test_flashback_is_tuned_on_top_of_a_tuned_host(runs_of_the_host: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    first = tune("lwf-mc", out=tmp_path / "host", over=RATES, trials=9, settings=BOTH)
+    over = {"flashback.alpha": [0.3, 0.7]}
+    for _ in range(2):  # its own recipe to begin with is no circle
+        second = tune("lwf-mc", out=tmp_path / "both", over=over, recipe=str(first.recipe))
+    assert second.with_flashback
+    config = configure("lwf-mc", flashback=True, recipe=str(second.recipe))
+    first.recipe.unlink()  # all of it was taken over
+    assert configure("lwf-mc", flashback=True, recipe=str(second.recipe)) == config
+    assert (config.training.lr, config.training.epochs) == (0.3, 4)
+    assert config.flashback.alpha in (0.3, 0.7)
+    entry = yaml.safe_load(second.recipe.read_text())["recipes"][0]
+    assert entry["kind"] == "controlled"
+    assert entry["settings"]["training.lr"]["from"].endswith("6 choices")
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ({"training.lr": [0.1], "flashback.alpha": [0.1]}, "first tune the latter, then"),
+        ({"training.lr": []}, "training.lr needs a list of values"),
+        ({"training.optimiser": "adam"}, "training.optimiser needs a list of values"),
+        ({"training.lr": [1, 1.0]}, "the same value twice"),
+        ({"training.milestones": [[0.5], [0.7]]}, "for lists use a sweep"),
+        ({"benchmark.order": [1, 2]}, "changes what is to be learned"),
+        ({"seed": [1, 2]}, "decides seed itself"),
+        ({"training.epochs": [4, 5]}, "tuning chooses training.epochs itself"),
+        ({"training.lr": [0.1, -1.0]}, "training.lr"),
+        ({"host.memory_sise": [1, 2]}, "memory_sise"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_before_anything_is_trained(
+    over: dict[str, Any], says: str, runs_of_the_host: list[Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(FlashbackError, match=says):
+        tune("icarl", out=tmp_path / "out", over=over, settings=BOTH)
+    assert runs_of_the_host == []
+
+
+def test_a_study_keeps_what_it_chooses_among(runs_of_the_host: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    tune("lwf-mc", out=tmp_path, over=RATES, trials=1, settings=BOTH)
+    with pytest.raises(FlashbackError, match="holds a tuning over"):
+        tune("lwf-mc", out=tmp_path, over={**RATES, "training.batch_size": [50]}, trials=1, settings=BOTH)
+
+
+def test_the_command_takes_values_with_commas_or_a_list(
+    runs_of_the_host: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    words = ["tune", "lwf-mc", "--out", str(tmp_path), "--set", "training.epochs=4", "--trials", "3"]
+    for values in ("0.1,3e-1,1", "[0.1, 0.3, 1.0]"):
+        with pytest.raises(SystemExit) as end:
+            main([*words, "--over", f"training.lr={values}"])
+        assert end.value.code == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "training.lr" in said
+        assert "The last row is the host alone as its recipe has it." in said
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--over", "training.lr"])
+    assert end.value.code != 0
+    assert "not of the form key=value" in capsys.readouterr().err
+
+
+def test_a_recipe_that_stands_on_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"{{host: icarl, recipes: [{{benchmark: split-fashion-mini, kind: {path}, settings: {{}}}}]}}")
+    with pytest.raises(FlashbackError, match=r"the kind of a recipe in .* is one of controlled"):
+        configure("icarl", recipe=str(path))
+
+
+def test_few_epochs_leave_alpha_to_be_chosen(runs_of_the_host: list[Any], tmp_path: Path) -> None:
+    """The recipe's E1 would leave nothing for phase 2; it is not what is tried."""
+    pytest.importorskip("optuna")
+    settings = {"training.epochs": 2}
+    with pytest.raises(FlashbackError, match="leaves nothing for phase 2"):
+        configure("lwf-mc", flashback=True, settings=settings)
+    best = tune("lwf-mc", out=tmp_path, trials=9, settings=settings)
+    assert len(best.trials) == 4
+    assert best.choice["flashback.epochs"] == 1

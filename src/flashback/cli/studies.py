@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from flashback.cli.progress import ProgressView, output
 from flashback.cli.report import say_answers
 from flashback.config import parse_assignment
 from flashback.reports import read_report
+from flashback.reports.words import written
 from flashback.studies.jobs import Job, Place, lacking_data
 from flashback.studies.similarity import compare_representations
 from flashback.studies.sweeps import (
@@ -35,10 +36,11 @@ from flashback.studies.sweeps import (
     shipped_sweeps,
     survey,
 )
-from flashback.studies.tuning import tune as tune_flashback
+from flashback.studies.tuning import Tuned
+from flashback.studies.tuning import tune as tune_settings
 from flashback.training.trainer import Event, Observer
 
-NO_GAIN = " No choice is better on these images: flashback may not pay here, or more epochs and trials are needed."
+SYMBOLS = {"flashback.alpha": "alpha_p", "flashback.epochs": "E1"}
 
 
 def register(app: typer.Typer) -> None:
@@ -166,10 +168,20 @@ def tune(
     device: Device = "auto",
     host_file: HostFile = None,
     settings: Set = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B,C",
+            help="Values to choose among, e.g. training.lr=0.03,0.1,0.3; may be repeated. Default: alpha_p and E1.",
+        ),
+    ] = None,
 ) -> None:
-    """Choose alpha_p and E1 on a validation split."""
+    """Choose settings on a validation split: alpha_p and E1, or any others.
+
+    Those of flashback are chosen for the host with flashback, all others for the host alone.
+    """
     with ProgressView() as view:
-        best = tune_flashback(
+        best = tune_settings(
             host,
             benchmark,
             out=out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}",
@@ -177,24 +189,40 @@ def tune(
             seed=seed,
             recipe=recipe,
             settings=dict(map(parse_assignment, settings or [])),
+            over=dict(map(parse_values, over or [])),
             data=data,
             device=device,
             host_file=host_file,
             watch=view.watch,
         )
-    table = tables.make_table("choices, best first", "alpha_p", "E1", "validation accuracy", texts=0)
-    for trial in sorted(best.trials, key=lambda trial: -trial["accuracy"]):
-        table.add_row(f"{trial['alpha']:g}", str(trial["epochs"]), f"{trial['accuracy']:.2f}")
-    table.add_row("-", "-", f"{best.host_accuracy:.2f}", style="dim")
+    names = [SYMBOLS.get(key, key) for key in best.choice]
+    table = tables.make_table("choices, best first", *names, "validation accuracy", texts=0)
+    for trial in best.trials:
+        table.add_row(*(written(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}")
+    table.add_row(*("-" for _ in names), f"{best.host_accuracy:.2f}", style="dim")
     console = output()
     console.print(table)
-    console.print("The last row is the host alone." + NO_GAIN * (best.accuracy <= best.host_accuracy))
+    own = "" if best.with_flashback else " as its recipe has it"
+    console.print(f"The last row is the host alone{own}.{no_gain(best)}")
     if len(best.trials) < trials:
         console.print(f"These {len(best.trials)} are all choices there are.")
     places = [("--data", data), *(("--host-file", file) for file in host_file or [])]
     given = [str(word) for option in places if option[1] is not None for word in option]
     command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *given]
     console.print(f"Use it: {shlex.join(command)}", soft_wrap=True)
+
+
+def parse_values(assignment: str) -> tuple[str, Any]:
+    """Split 'training.lr=0.03,0.1' into its key and its values; a YAML list says the same."""
+    key, equals, text = assignment.partition("=")
+    return parse_assignment(f"{key}{equals}[{text}]" if equals and not text.strip().startswith("[") else assignment)
+
+
+def no_gain(best: Tuned) -> str:
+    if best.accuracy > best.host_accuracy:
+        return ""
+    flashback = "flashback may not pay here, or " * best.with_flashback
+    return f" No choice is better on these images: {flashback}more epochs and trials are needed."
 
 
 # ---------------------------------------------------------------- cka

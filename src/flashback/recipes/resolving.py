@@ -13,7 +13,7 @@ from flashback.config import RunConfig, TrainingConfig, build, check_sections, s
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import load_installed_hosts
-from flashback.recipes.catalogue import CONTROLLED, DEFAULTS, KINDS, find_recipe, list_recipes, read_recipe_file
+from flashback.recipes.catalogue import CONTROLLED, DEFAULTS, KINDS, Recipe, find_recipe, list_recipes, read_recipe_file
 from flashback.records import dotted
 
 ENABLED = "flashback.enabled"
@@ -95,8 +95,9 @@ def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict
     """What the recipe sets. Without one for this benchmark the defaults stand, unless another kind was asked for."""
     if kind == DEFAULTS or lacks_recipe(host, benchmark, kind):
         return {}
-    if kind.endswith((".yaml", ".yml")):
-        return own_recipe_values(host, benchmark, Path(kind), flashback)
+    if is_recipe_file(kind):
+        own = own_recipe(host, benchmark, Path(kind))
+        return recipe_values(host, benchmark, own.kind, flashback) | own.values(flashback)
     known = f"{', '.join(KINDS)}, or {DEFAULTS}"
     within(kind in KINDS, f"recipe (--recipe) is one of {known}, or a recipe file of your own, not '{kind}'")
     recipe = find_recipe(host, benchmark, kind)
@@ -112,12 +113,18 @@ def lacks_recipe(host: str, benchmark: str, kind: str) -> bool:
     return kind == CONTROLLED and find_recipe(host, benchmark, kind) is None
 
 
-def own_recipe_values(host: str, benchmark: str, path: Path, flashback: bool) -> dict[str, Any]:
-    """The settings of a recipe file, on top of the shipped recipe of the same kind."""
-    for recipe in read_recipe_file(path):
-        if recipe.is_for(host, benchmark):
-            return recipe_values(host, benchmark, recipe.kind, flashback) | recipe.values(flashback)
-    raise FlashbackError(f"{path} has no recipe for {host} on {benchmark}")
+def is_recipe_file(kind: str) -> bool:
+    return kind.endswith((".yaml", ".yml"))
+
+
+def own_recipe(host: str, benchmark: str, path: Path) -> Recipe:
+    """What a recipe file has for a host, to stand on top of the shipped recipe of its kind."""
+    recipe = next((recipe for recipe in read_recipe_file(path) if recipe.is_for(host, benchmark)), None)
+    if recipe is None:
+        raise FlashbackError(f"{path} has no recipe for {host} on {benchmark}")
+    known = (*KINDS, DEFAULTS)
+    within(recipe.kind in known, f"the kind of a recipe in {path} is one of {', '.join(known)}, not '{recipe.kind}'")
+    return recipe
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:

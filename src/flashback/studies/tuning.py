@@ -1,10 +1,10 @@
-"""Choosing alpha_p and E1 on a validation split of the training images, never on the test images."""
+"""Choosing settings on a validation split of the training images, never on the test images."""
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,8 +16,10 @@ import yaml
 from flashback.config import RunConfig, to_dict, within
 from flashback.errors import import_extra
 from flashback.hosts.outside import HostFiles, find_hosts
-from flashback.recipes import check_free, comparable, configure
+from flashback.recipes import Recipe, check_free, comparable, configure
+from flashback.recipes.resolving import is_recipe_file, own_recipe
 from flashback.records import RunFolder, dotted, read_record, write_atomically
+from flashback.studies.sweeps import label
 from flashback.training.beginnings import SHARED
 from flashback.training.finished import IGNORED, finished_run
 from flashback.training.running import run
@@ -25,22 +27,23 @@ from flashback.training.trainer import Observer
 
 VALIDATION = 0.1  # of the training images of every class
 ALPHAS = (0.001, 0.01, 0.1, 1.0)
-CHOSEN = ("flashback.alpha", "flashback.epochs")
 HELD_OUT = "benchmark.validation"
+FLASHBACK = "flashback."
 STUDY = "study.db"  # beside the config.yaml of its first choice; no run lies in the folder itself
-Choice = tuple[float, int]  # alpha_p and E1
+Space = dict[str, Sequence[Any]]  # the values to choose among, by setting; a range has an order to search along
+Choice = tuple[Any, ...]  # one value for each setting of a space
 
 
 @dataclass(frozen=True)
 class Tuned:
     """The best choice, and all that were tried, each once; fewer than asked for where there are no more."""
 
-    alpha: float
-    epochs: int
+    choice: dict[str, Any]
     accuracy: float
-    trials: list[dict[str, Any]]
+    trials: list[dict[str, Any]]  # choices, each with its "accuracy"
     recipe: Path
-    host_accuracy: float  # of the host alone, on the same validation images
+    host_accuracy: float  # of the host alone with nothing chosen, on the same validation images
+    with_flashback: bool  # settings of flashback were chosen, not those of both arms
 
 
 def tune(
@@ -48,6 +51,7 @@ def tune(
     benchmark: str | Path = "split-fashion-mini",
     *,
     out: str | Path,
+    over: Mapping[str, Sequence[Any]] | None = None,
     trials: int = 8,
     seed: int = 0,
     recipe: str = "controlled",
@@ -57,34 +61,36 @@ def tune(
     host_file: HostFiles = None,
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
 ) -> Tuned:
-    """Search alpha_p and E1 with Optuna. The study and its runs lie in `out`; the same call goes on with them.
+    """Search settings with Optuna. The study and its runs lie in `out`; the same call goes on with them.
 
-    The host alone runs too: a choice that does not reach it is no gain.
+    `over` has the values to choose among, by setting; without it alpha_p and E1 are chosen. Settings of flashback are
+    chosen for the host with flashback, all others, which both arms share, for the host alone. The host alone with
+    nothing chosen runs too: a choice that does not reach it is no gain.
     """
     optuna = needed_optuna()
     within(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
     own = dotted(settings or {})
     check_free(own, "tuning")
-    for key in CHOSEN:
-        within(key not in own, f"tuning chooses {key} itself; take it out of the settings")
     find_hosts(host_file)
+    bare = {key: value for key, value in own.items() if not key.startswith(FLASHBACK)}
 
-    def configured(alpha: float, epochs: int) -> RunConfig:
-        chosen = {HELD_OUT: VALIDATION, **own, **dict(zip(CHOSEN, (alpha, epochs), strict=True))}
-        return configure(host, benchmark, flashback=True, seed=seed, recipe=recipe, settings=chosen, data=data)
+    def configured(chosen: Mapping[str, Any], flashback: bool) -> RunConfig:
+        values = {HELD_OUT: VALIDATION, **(own if flashback else bare), **chosen}
+        return configure(host, benchmark, flashback=flashback, seed=seed, recipe=recipe, settings=values, data=data)
 
-    base = configured(ALPHAS[0], 1)
-    within(base.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
+    alone = configured({}, flashback=False)
+    within(alone.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
+    space: Space = dict(over or usual_space(alone.training.epochs))
+    with_flashback = check_space(space, own)
+    space = as_configured(space, lambda chosen: configured(chosen, with_flashback))
+
+    def config_of(choice: Choice) -> RunConfig:
+        return configured(dict(zip(space, choice, strict=True)), with_flashback)
+
+    first = tuple(values[0] for values in space.values())
     # Another tuning in the same folder is refused.
-    folder = RunFolder.open(Path(out), to_dict(base), IGNORED, comparable).path
-    study = optuna.create_study(
-        study_name="flashback",
-        storage=f"sqlite:///{(folder / STUDY).resolve()}",
-        direction="maximize",
-        load_if_exists=True,
-    )
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
-    lengths = range(1, max(1, base.training.epochs // 2) + 1)
+    folder = RunFolder.open(Path(out), to_dict(config_of(first)), IGNORED, comparable).path
+    study = open_study(optuna, folder, space, seed)
 
     def accuracy_of(config: RunConfig, name: str) -> float:
         place, shared = folder / name, folder / SHARED
@@ -94,46 +100,123 @@ def tune(
         return accuracy
 
     def objective(trial: Any) -> float:
-        alpha = trial.suggest_categorical("alpha", ALPHAS)
-        epochs = trial.suggest_int("epochs", lengths[0], lengths[-1])
-        return accuracy_of(configured(alpha, epochs), f"alpha={alpha},E1={epochs}")
+        choice = tuple(suggested(trial, key, values) for key, values in space.items())
+        return accuracy_of(config_of(choice), label(dict(zip(space, choice, strict=True))))
 
-    go_on(study, objective, trials, list(product(ALPHAS, lengths)))
-    bare = {key: value for key, value in own.items() if not key.startswith("flashback.")}
-    alone = configure(host, benchmark, seed=seed, recipe=recipe, settings={HELD_OUT: VALIDATION, **bare}, data=data)
-    host_accuracy = accuracy_of(alone, "host")
+    go_on(study, space, objective, trials)
+    found = tried(study, space)
+    same = [value for choice, value in found.items() if config_of(choice) == alone]  # of the recipe's own values
+    host_accuracy = same[0] if same else accuracy_of(alone, "host")
     shutil.rmtree(folder / SHARED, ignore_errors=True)
-    settings = {key: value for key, value in own.items() if key != HELD_OUT}
-    return conclude(study, folder, host, base.benchmark.name, recipe, settings, host_accuracy)
+    ranked = [dict(zip(space, choice, strict=True)) for choice in sorted(found, key=lambda choice: -found[choice])]
+    listed = [{**chosen, "accuracy": found[tuple(chosen.values())]} for chosen in ranked]
+    best = listed[0]["accuracy"]
+    sources = {
+        "given to flashback tune": {key: value for key, value in own.items() if key != HELD_OUT},
+        f"tuned on a validation split of the training images, {len(found)} choices": ranked[0],
+    }
+    note = f"validation average accuracy {best:.2f}, of the host alone {host_accuracy:.2f}"
+    path = write_recipe(folder / "recipe.yaml", alone, recipe, sources, note)
+    return Tuned(ranked[0], best, listed, path, host_accuracy, with_flashback)
 
 
-def go_on(study: Any, objective: Callable[[Any], float], trials: int, choices: list[Choice]) -> None:
+# ---------------------------------------------------------------- what to choose among
+
+
+def usual_space(epochs: int) -> Space:
+    """alpha_p, and E1 up to half of the epochs."""
+    return {"flashback.alpha": ALPHAS, "flashback.epochs": range(1, max(1, epochs // 2) + 1)}
+
+
+def check_space(space: Space, settings: Mapping[str, Any]) -> bool:
+    """Refuse what cannot be chosen; return whether it is flashback's settings that are."""
+    check_free(space, "tuning")
+    for key, values in space.items():
+        within(key not in settings, f"tuning chooses {key} itself; take it out of the settings")
+        within(not key.startswith("benchmark."), f"{key} cannot be tuned: it changes what is to be learned")
+        several = isinstance(values, Sequence) and not isinstance(values, str)
+        within(several and bool(values), f"{key} needs a list of values to choose among")
+        within(
+            all(isinstance(value, str | int | float | None) for value in values),
+            f"{key} is chosen among numbers, words, true and false; for lists use a sweep on validation images",
+        )
+    of_flashback = [key.startswith(FLASHBACK) for key in space]
+    within(
+        all(of_flashback) or not any(of_flashback),
+        "settings of flashback are tuned for the host with flashback, those of both arms for the host alone: first "
+        "tune the latter, then, with the recipe that this writes, the former",
+    )
+    return all(of_flashback)
+
+
+def as_configured(space: Space, configured: Callable[[Mapping[str, Any]], RunConfig]) -> Space:
+    """The values as a configuration has them; what makes no sense is refused before anything is trained."""
+    found: Space = {}
+    first = {key: values[0] for key, values in space.items()}
+    for key, values in space.items():
+        read = [dotted(to_dict(configured({**first, key: value})))[key] for value in values]
+        within(len(set(read)) == len(read), f"{key} has the same value twice among those to choose among")
+        found[key] = values if isinstance(values, range) else read
+    return found
+
+
+def open_study(optuna: Any, folder: Path, space: Space, seed: int) -> Any:
+    """The study of a folder, which has one space for good."""
+    study = optuna.create_study(
+        study_name="flashback",
+        storage=f"sqlite:///{(folder / STUDY).resolve()}",
+        direction="maximize",
+        load_if_exists=True,
+    )
+    now = {key: list(values) for key, values in space.items()}
+    before = study.user_attrs.get("over", now)
+    within(before == now, f"{folder} holds a tuning over {before}; choose another folder for one over {now}")
+    study.set_user_attr("over", now)
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+    return study
+
+
+def suggested(trial: Any, key: str, values: Sequence[Any]) -> Any:
+    if isinstance(values, range):
+        return trial.suggest_int(key, values[0], values[-1])
+    return trial.suggest_categorical(key, values)
+
+
+# ---------------------------------------------------------------- trying
+
+
+def go_on(study: Any, space: Space, objective: Callable[[Any], float], trials: int) -> None:
     """Try as many different choices as were asked for, or all there are, those of earlier calls included."""
-    for choice in interrupted(study):
-        enqueue(study, choice)  # its run goes on
-    while len(done := tried(study)) < min(trials, len(choices)):
+    for choice in interrupted(study, space):
+        enqueue(study, space, choice)  # its run goes on
+    choices = list(product(*space.values()))
+    while len(done := tried(study, space)) < min(trials, len(choices)):
         study.optimize(objective, n_trials=1)
-        if len(tried(study)) == len(done):  # the sampler came back to a choice: it would do so again and again
+        if len(tried(study, space)) == len(done):  # the sampler came back to a choice: it would do so again and again
             left = [choice for choice in choices if choice not in done]
-            enqueue(study, random.Random(len(study.trials)).choice(left))
+            enqueue(study, space, random.Random(len(study.trials)).choice(left))
 
 
-def tried(study: Any) -> dict[Choice, float]:
+def tried(study: Any, space: Space) -> dict[Choice, float]:
     """The accuracy of every choice that has one."""
-    return {choice_of(trial): trial.value for trial in study.trials if trial.value is not None}
+    return {choice_of(trial, space): trial.value for trial in begun(study, space) if trial.value is not None}
 
 
-def interrupted(study: Any) -> list[Choice]:
-    begun = dict.fromkeys(choice_of(trial) for trial in study.trials if trial.params.keys() == {"alpha", "epochs"})
-    return [choice for choice in begun if choice not in tried(study)]
+def interrupted(study: Any, space: Space) -> list[Choice]:
+    choices = dict.fromkeys(choice_of(trial, space) for trial in begun(study, space))
+    return [choice for choice in choices if choice not in tried(study, space)]
 
 
-def choice_of(trial: Any) -> Choice:
-    return trial.params["alpha"], trial.params["epochs"]
+def begun(study: Any, space: Space) -> Iterable[Any]:
+    return (trial for trial in study.trials if trial.params.keys() == space.keys())
 
 
-def enqueue(study: Any, choice: Choice) -> None:
-    study.enqueue_trial(dict(zip(("alpha", "epochs"), choice, strict=True)))
+def choice_of(trial: Any, space: Space) -> Choice:
+    return tuple(trial.params[key] for key in space)
+
+
+def enqueue(study: Any, space: Space, choice: Choice) -> None:
+    study.enqueue_trial(dict(zip(space, choice, strict=True)))
 
 
 def needed_optuna() -> Any:
@@ -142,33 +225,26 @@ def needed_optuna() -> Any:
     return optuna
 
 
-def conclude(
-    study: Any,
-    folder: Path,
-    host: str,
-    benchmark: str,
-    recipe: str,
-    given: Mapping[str, Any],
-    host_accuracy: float,
-) -> Tuned:
-    """The given settings and the chosen ones, each with its source."""
-    found = tried(study)
-    best = max(found, key=lambda choice: found[choice])
-    source = f"tuned on a validation split of the training images, {len(found)} choices"
-    settings = {key: {"value": value, "from": "given to flashback tune"} for key, value in given.items()}
-    settings |= {key: {"value": value, "from": source} for key, value in zip(CHOSEN, best, strict=True)}
-    document = {
-        "host": host,
-        "recipes": [
-            {
-                "benchmark": benchmark,
-                "kind": recipe,
-                "note": f"validation average accuracy {found[best]:.2f}, of the host alone {host_accuracy:.2f}",
-                "settings": settings,
-            }
-        ],
+# ---------------------------------------------------------------- what comes of it
+
+
+def write_recipe(path: Path, base: RunConfig, recipe: str, sources: Mapping[str, Mapping[str, Any]], note: str) -> Path:
+    """Settings by where they come from, on top of those of a recipe file, if it was one that tuning began with."""
+    host, benchmark = base.host.name, base.benchmark.name
+    before = Recipe(host, benchmark, recipe, {}, {}, {})
+    if is_recipe_file(recipe):
+        before = own_recipe(host, benchmark, Path(recipe))
+    new = {key: {"value": value, "from": source} for source, own in sources.items() for key, value in own.items()}
+
+    def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: {"value": value, "from": before.sources[key]} for key, value in values.items() if key not in new}
+
+    entry = {
+        "benchmark": benchmark,
+        "kind": before.kind,
+        "note": note,
+        "settings": kept(before.settings) | new,
+        "flashback_settings": kept(before.flashback_settings),
     }
-    path = folder / "recipe.yaml"
-    write_atomically(path, yaml.safe_dump(document, sort_keys=False))
-    trials = [{"alpha": alpha, "epochs": epochs, "accuracy": value} for (alpha, epochs), value in found.items()]
-    return Tuned(*best, found[best], trials, path, host_accuracy)
+    write_atomically(path, yaml.safe_dump({"host": host, "recipes": [entry]}, sort_keys=False))
+    return path
