@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ from flashback.evidence.planned import (
 )
 from flashback.metrics import PairedTest, mean, paired_test
 from flashback.records import RunRecord, differing_keys
-from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, TASK_INCREMENTAL
+from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import Anchor, anchor_of
 from flashback.reports.reading import Run
@@ -40,21 +41,14 @@ class Switched:
     words: str
     accuracy: float
     forgetting: float
-    task_incremental: float  # average accuracy
+    first_task: float  # accuracy on it, when it was learned
     seeds: int
 
     @classmethod
     def of(cls, words: str, records: Sequence[RunRecord]) -> Switched:
-        def mean_of(setting: str, metric: str) -> float:
-            return fmean(record.results[setting][metric] for record in records)
-
-        return cls(
-            words,
-            accuracy=mean_of(CLASS_INCREMENTAL, AA),
-            forgetting=mean_of(CLASS_INCREMENTAL, FORGETTING),
-            task_incremental=mean_of(TASK_INCREMENTAL, AA),
-            seeds=len(records),
-        )
+        measured = [record.results[CLASS_INCREMENTAL] for record in records]
+        accuracy, forgetting = (fmean(one[metric] for one in measured) for metric in (AA, FORGETTING))
+        return cls(words, accuracy, forgetting, fmean(one["matrix"][0][0] for one in measured), len(records))
 
 
 def changes(before: Run, after: Run) -> str:
@@ -88,11 +82,13 @@ class Anchored:
         return abs(self.difference) <= NEAR
 
     @property
-    def nearer(self) -> list[Switched]:
-        """The changes that come nearer to the published value, the nearest first."""
-        away = {one.words: abs(self.off_by(one.accuracy)) for one in self.switched}
-        found = [one for one in self.switched if away[one.words] < abs(self.difference)]
-        return sorted(found, key=lambda one: away[one.words])
+    def by_distance(self) -> list[Switched]:
+        """The changes, first the one that comes nearest in accuracy and forgetting together."""
+
+        def distance(one: Switched) -> float:
+            return abs(self.off_by(one.accuracy)) + abs(one.forgetting - self.anchor.forgetting)
+
+        return sorted(self.switched, key=distance)
 
 
 @dataclass(frozen=True)
@@ -113,16 +109,13 @@ class Change:
         epochs = settings.split(training["epochs"]) if settings.enabled else (training["epochs"],)
         return cls(settings.enabled, where.get((falls[0], falls[1]), CONSTANT), epochs)
 
-    def same_length(self, base: Change) -> bool:
-        return sum(self.epochs) == sum(base.epochs)
-
     def since(self, base: Change) -> list[str]:
         """What was switched on since another run, in words."""
         longer = sum(self.epochs) - sum(base.epochs)
         found = {
             "flashback": self.flashback != base.flashback,
             "the falling learning rate": self.rate != base.rate,
-            f"{abs(longer)} epochs {'more' if longer > 0 else 'fewer'} a task": not self.same_length(base),
+            f"{abs(longer)} epochs {'more' if longer > 0 else 'fewer'} a task": longer != 0,
         }
         return [name for name, changed in found.items() if changed]
 
@@ -141,6 +134,30 @@ class Variant:
         """Of average accuracy, to another arm."""
         now, before = self.value(setting), base.value(setting)
         return None if now is None or before is None else now - before
+
+
+@dataclass(frozen=True)
+class AuthorsArms:
+    """The arms of the authors, and those between them."""
+
+    host: Variant
+    falling: Variant  # the host, its rate falling as in the arm with flashback
+    shorter: Variant  # the same with the epochs of phase 2
+    flashback: Variant  # at the constant rate of the host
+    both: Variant
+
+    @classmethod
+    def among(cls, variants: Sequence[Variant]) -> AuthorsArms:
+        base = variants[0].change
+
+        def arm(flashback: bool, falls: bool, fewer: bool = False) -> Variant:
+            def fits(own: Change) -> bool:
+                length = sum(own.epochs) < sum(base.epochs) if fewer else sum(own.epochs) == sum(base.epochs)
+                return (own.flashback, own.rate != base.rate, length) == (flashback, falls, True)
+
+            return next(variant for variant in variants if fits(variant.change))
+
+        return cls(variants[0], arm(False, True), arm(False, True, fewer=True), arm(True, False), arm(True, True))
 
 
 @dataclass(frozen=True)
@@ -170,6 +187,16 @@ class Shorter:
     def seeds(self) -> list[int]:
         return list(self.runs[SHORTER])
 
+    @property
+    def made_otherwise(self) -> dict[int, list[str]]:
+        """In what the surroundings of a seed's runs differ, where equal ones would give equal first tasks."""
+        found = {}
+        for seed in self.seeds:
+            first, *others = (own[seed].record.run.get("must_match") or {} for own in self.runs.values())
+            if keys := sorted({key for other in others for key in differing_keys(first, other)}):
+                found[seed] = keys
+        return found
+
     def values(self, kind: str, setting: str, metric: str) -> dict[int, float | None]:
         return {seed: run.record.results[setting][metric] for seed, run in self.runs[kind].items()}
 
@@ -178,6 +205,14 @@ class Shorter:
 
     def by_knowledge(self, setting: str, metric: str) -> PairedTest:
         return paired_test(self.values(SHORTER, setting, metric), self.values(FLASHBACK, setting, metric))
+
+
+def on_old_tasks(pairing: Pairing, setting: str) -> PairedTest:
+    """What flashback does to the accuracy, after the last task, on all tasks before it."""
+    left = {
+        arm: {run.seed: mean(run.record.results[setting]["matrix"][-1][:-1]) for run in pairing.of(arm)} for arm in ARMS
+    }
+    return paired_test(left[HOST], left[FLASHBACK])
 
 
 def known(values: Mapping[int, float | None]) -> list[float]:
@@ -238,6 +273,16 @@ class Evidence:
         jobs += [(self.controlled.job(self.differences.hosts[0], arm), self.controlled) for arm in ARMS]
         return [Variant(Change.of(job.config), study.of(job)) for job, study in jobs]
 
+    @property
+    def authors_arms(self) -> AuthorsArms:
+        return AuthorsArms.among(self.variants[: len(self.differences.jobs)])
+
+    def noise(self, host: str, setting: str) -> float | None:
+        """The deviation of a difference of two runs that only their seeds part."""
+        pairing = self.controlled.pairing(host)
+        own = pairing.row(setting).deviation[HOST] if pairing else None
+        return None if own is None else math.sqrt(2) * own
+
     @cached_property
     def chosen(self) -> dict[str, Run]:
         """The best trial of every host on validation images; of equals the smallest weight."""
@@ -263,8 +308,11 @@ class Evidence:
     @property
     def newly_tuned(self) -> dict[str, Pairing]:
         """Where the chosen weight is not the recipe's own."""
-        usual = {host: self.controlled.job(host, FLASHBACK).config["flashback"]["alpha"] for host in self.tuned}
-        return {host: own for host, own in self.tuned.items() if alpha(own.of(FLASHBACK)[0]) != usual[host]}
+        return {host: own for host, own in self.tuned.items() if alpha(own.of(FLASHBACK)[0]) != self.usual_weight(host)}
+
+    def usual_weight(self, host: str) -> float:
+        """The recipe's alpha_p."""
+        return float(self.controlled.job(host, FLASHBACK).config["flashback"]["alpha"])
 
     @property
     def unanchored(self) -> list[Pairing]:

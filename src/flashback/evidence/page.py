@@ -6,45 +6,37 @@ that makes it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import torch
 
 from flashback.benchmarks import BENCHMARKS
-from flashback.evidence.conclusions import (
-    FEWEST,
-    above_the_floor,
-    below_the_host,
-    conclusions,
-    precision_in_words,
-    printed_accuracy,
-    printed_gain,
-    similarity_in_words,
-)
+from flashback.evidence.conclusions import FEWEST, conclusions, in_short
 from flashback.evidence.gathered import (
     AA,
     FORGETTING,
     LEARNING,
     NEAR,
     SHORTER,
-    Anchored,
     Evidence,
     Precisions,
     Shorter,
+    Switched,
     Variant,
     accuracy,
     alpha,
     known,
+    on_old_tasks,
 )
+from flashback.evidence.grounds import above_the_floor, precision_in_words, similarity_in_words
 from flashback.evidence.planned import Study, name_of
+from flashback.evidence.theirs import printed_accuracy, printed_change, printed_gain
 from flashback.metrics import deviation, mean
 from flashback.recipes import config_from_dict
-from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS, TASK_INCREMENTAL
+from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import (
-    Printed,
     hosts_with_similarity,
     implied_new_task_accuracies,
     inconsistencies,
@@ -79,12 +71,15 @@ NOT_VERIFIED = (
 )
 NOT_RUN = "<!-- not run: needs CIFAR-100 and a GPU -->"
 SWITCHES = (
-    "With `host.columns all` the outputs of classes to come take part in the losses, as classes that are absent; with "
-    "`host.normalise true` features have unit length where exemplars and class means are chosen."
+    "With `host.columns all` the outputs of classes to come take part in the losses, as classes that are absent: the "
+    "first iCaRL and public code of iCaRL and LUCIR have it so, but not the LwF.MC that the published value is of. As "
+    "the binary losses of iCaRL and LwF.MC are means over outputs, each then takes smaller steps: see the accuracy on "
+    "the first task. With `host.normalise true` features have unit length where exemplars and class means are "
+    "chosen. A value that comes near need not be the reason."
 )
 ANCHOR_HEAD = (
     *("AA, published", "AA, here", "difference", "F, published", "F, here"),
-    *("task-incremental AA, the paper's", "here", "seeds"),
+    *("first task, here", "seeds"),
 )
 REFERENCE = "joint"  # representations are compared with those of this host
 Lines = list[str]
@@ -98,12 +93,12 @@ def evidence_page(report: Report) -> str:
     evidence = Evidence(report)
     sections = {
         "What this says": what_it_says,
-        "Are the hosts right?": anchors,
         "Does flashback help at equal cost?": controlled,
         "What flashback does to forgetting and to new tasks": effects,
         "Plastic knowledge, or fewer epochs?": shorter_training,
         "Where the printed gain comes from": differences,
         "With the weight tuned": tuned,
+        "Are the hosts right?": anchors,
         "Does the precision matter?": precision,
         "How near the representations stay to joint training": similarity,
         "Short runs of every host": short,
@@ -152,7 +147,9 @@ def surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def what_it_says(evidence: Evidence) -> Lines:
     found = [f"- **{plain(about)}.** {plain(sentence)}" for about, sentence in conclusions(evidence).items()]
-    return [*answers(evidence), *found] or ["Nothing yet: the runs of full length are still to be made."]
+    short = in_short(evidence)
+    lines = [*([f"**In short.** {plain(short)}", ""] if short else []), *answers(evidence), *found]
+    return lines or ["Nothing yet: the runs of full length are still to be made."]
 
 
 def answers(evidence: Evidence) -> Lines:
@@ -161,9 +158,11 @@ def answers(evidence: Evidence) -> Lines:
     rows = [answer_cells(pairing, setting) for setting in SETTINGS for pairing in pairings]
     if not rows:
         return []
-    heads = ("host alone", "change by flashback", "95 % interval", "printed change", "forgetting", "new tasks")
+    changes = ("change by flashback ↑", "95 % interval", "printed change", "forgetting ↓", "new tasks ↑", "old tasks ↑")
+    heads = ("host alone", *changes)
     return [
-        "Average accuracy, and what flashback does to it, to forgetting and to the accuracy on new tasks:",
+        "Average accuracy, and what flashback does to it, to forgetting, to the accuracy on new tasks when they are "
+        "learned, and to that on old tasks at the end:",
         "",
         *table_lines(("host", "setting", "seeds", *heads), rows, texts=2),
         "",
@@ -182,12 +181,14 @@ def answer_cells(pairing: Pairing, setting: str) -> list[str]:
         interval(test) if test.low is not None and test.pairs >= FEWEST else ABSENT,
         printed_change(printed) if printed else ABSENT,
         *(change(pairing.row(setting, metric)) for metric in (FORGETTING, LEARNING)),
+        on_old_tasks_cell(pairing, setting),
     ]
 
 
-def printed_change(printed: Printed) -> str:
-    quoted = HOST in printed.quoted and printed.rerun is None
-    return signed(printed_gain(printed)) + " (over a quoted value)" * quoted
+def on_old_tasks_cell(pairing: Pairing, setting: str) -> str:
+    test = on_old_tasks(pairing, setting)
+    alike = " (alike)" if test.pairs > 1 else ""
+    return signed(test.difference) + (alike if test.p is None else f" ({probability(test.p)})")
 
 
 # ---------------------------------------------------------------- the sections
@@ -195,8 +196,8 @@ def printed_change(printed: Printed) -> str:
 
 def anchors(evidence: Evidence) -> Lines:
     lines = [
-        "Before flashback is judged, the hosts are: each alone, at the settings of an independent publication, "
-        f"{seeds_in(evidence.anchors)}, class-incremental. Within {NEAR:g} points counts as near.",
+        "Flashback is judged on hosts that have to be right: each alone, at the settings of an independent "
+        f"publication, {seeds_in(evidence.anchors)}, class-incremental. Within {NEAR:g} points counts as near.",
         *missing(evidence.anchors),
     ]
     rows = []
@@ -205,8 +206,8 @@ def anchors(evidence: Evidence) -> Lines:
         judged = "not verified" if found.anchor.unverified else "yes" if found.near else "no"
         accuracies = [number(found.anchor.average_accuracy), spread(row.mean[HOST], row.deviation[HOST])]
         forgetting = [number(found.anchor.forgetting), number(found.here(FORGETTING))]
-        own = found.pairing.row(TASK_INCREMENTAL).mean[HOST]
-        values = [*accuracies, signed(found.difference), *forgetting, *task_incremental(found, own)]
+        first = Switched.of("", [run.record for run in found.pairing.of(HOST)]).first_task
+        values = [*accuracies, signed(found.difference), *forgetting, number(first)]
         rows.append([found.pairing.name, judged, *values, seeds_of(row)])
     head = ("host", f"within {NEAR:g} points", *ANCHOR_HEAD)
     lines += table(head, rows, texts=2)
@@ -225,16 +226,10 @@ def switches(evidence: Evidence) -> Lines:
             away = signed(found.off_by(one.accuracy))
             forgetting = [number(found.anchor.forgetting), number(one.forgetting)]
             accuracies = [number(found.anchor.average_accuracy), number(one.accuracy), away]
-            values = [*accuracies, *forgetting, *task_incremental(found, one.task_incremental)]
+            values = [*accuracies, *forgetting, number(one.first_task)]
             rows.append([found.pairing.name, one.words, *values, str(one.seeds)])
-    intro = ["", f"The same with one thing changed, as other implementations have it. {SWITCHES}"] if rows else []
+    intro = ["", f"The same with one thing changed, as some implementations have it. {SWITCHES}"] if rows else []
     return [*intro, *table(("host", "what is changed", *ANCHOR_HEAD), rows, texts=2), *missing(evidence.switches)]
-
-
-def task_incremental(found: Anchored, here: float | None) -> list[str]:
-    """The independent publication has none, so what the paper prints for its own run stands beside it."""
-    printed = printed_accuracy(found.pairing, TASK_INCREMENTAL)
-    return [printed.text(HOST) if printed else ABSENT, number(here)]
 
 
 def retrained(evidence: Evidence) -> Lines:
@@ -246,7 +241,7 @@ def retrained(evidence: Evidence) -> Lines:
             forgetting = [number(found.here(FORGETTING)), number(one.forgetting)]
             rows.append([found.pairing.name, one.words, *accuracies, *forgetting, str(one.seeds)])
     head = ("host", "changed to", "AA, anchor", "AA, controlled", "difference", "F, anchor", "F, controlled", "seeds")
-    intro = ["", "How far training settings alone move a host, from its anchor to those of the next section:"]
+    intro = ["", "How far settings alone move a host, from its anchor to the controlled ones:"]
     return [*(intro if rows else []), *table(head, rows, texts=2)]
 
 
@@ -266,7 +261,6 @@ def controlled(evidence: Evidence) -> Lines:
         lines += ["", f"### {SETTING_TITLES[setting].capitalize()}", "", "The paper's values beside ours:"]
         lines += printed_table(report, setting)
         lines += ["", "All metrics:", "", *markdown_table(report, setting)]
-        lines += bullets(f"{pairing.name}: {pairing.answer(setting)}" for pairing in study.compared)
     lines += ["", "### What a run cost", *cost_table(report)]
     printed = notes_on(cell for pairing in report.pairings for cell in pairing.printed)
     noted = [*report.seed_remarks, *remarks(report), *printed, *inconsistencies(report.benchmarks)]
@@ -339,7 +333,11 @@ def shorter_training(evidence: Evidence) -> Lines:
         arms = ("host", "host, epochs of phase 2", "with flashback")
         head = ("method", "metric", "seeds", *arms, "by fewer epochs", "by plastic knowledge")
         lines += [*bold(setting), *table(head, rows, texts=2)]
-    return lines
+    return lines + bullets(
+        f"{one.host}, seed {seed}: not all made alike ({', '.join(keys)}), so even the first tasks may differ."
+        for one in evidence.shorter
+        for seed, keys in one.made_otherwise.items()
+    )
 
 
 def shorter_cells(one: Shorter, setting: str, metric: str) -> list[str]:
@@ -356,7 +354,7 @@ def differences(evidence: Evidence) -> Lines:
         "arm with flashback lowers its learning rate (and on Split CIFAR-10 it trains longer). Here each change is "
         f"switched on alone, from their host arm, then together; {seeds_in(study)} each. Their flashback arm without "
         "flashback, the host with the epochs of phase 2, tells what plastic knowledge adds. The controlled arms and "
-        f"the paper's close the table.{noise(evidence, study.hosts[0])}",
+        f"the paper's close the table.{noise(evidence, study.hosts[0])}{absent_among_differences(evidence)}",
         *missing(study),
     ]
     if not study.runs:
@@ -388,16 +386,17 @@ def variant_cells(variant: Variant, base: Variant, setting: str) -> list[str]:
 
 def noise(evidence: Evidence, host: str) -> str:
     """How far seeds alone part two runs, so that a difference of single runs is not read for more than it is."""
-    pairing = evidence.controlled.pairing(host)
-    found = {setting: pairing.row(setting).deviation[HOST] for setting in SETTINGS} if pairing else {}
-    said = [
-        f"{number(math.sqrt(2) * value)} ({SETTING_TITLES[setting]})"
-        for setting, value in found.items()
-        if value is not None
-    ]
-    return (
-        f" By their seeds alone two runs of the controlled host differ by about {' and '.join(said)}." if said else ""
-    )
+    found = {setting: evidence.noise(host, setting) for setting in SETTINGS}
+    said = [f"{number(value)} ({SETTING_TITLES[setting]})" for setting, value in found.items() if value is not None]
+    if not said:
+        return ""
+    return f" By seeds alone the difference of two controlled runs has a deviation of about {' and '.join(said)}."
+
+
+def absent_among_differences(evidence: Evidence) -> str:
+    base, *later = evidence.variants[: len(evidence.differences.jobs)]
+    absent = [" and ".join(variant.change.since(base.change)) for variant in later if not variant.runs]
+    return f" Not run yet: {'; '.join(absent)}." if absent and evidence.differences.runs else ""
 
 
 def printed_rows(evidence: Evidence, setting: str) -> list[list[str]]:
@@ -446,10 +445,10 @@ def tuned_table(evidence: Evidence, setting: str) -> Lines:
             with_tuned = pairing.row(setting, metric)
             means = [arm_of(with_tuned, HOST), arm_of(with_recipe, FLASHBACK), arm_of(with_tuned, FLASHBACK)]
             changes = [tested(with_recipe.test) if with_recipe else ABSENT, tested(with_tuned.test)]
-            weight = f"{alpha(pairing.of(FLASHBACK)[0]):g}"
-            rows.append([host, TITLES[metric][0], weight, seeds_of(with_tuned), *means, *changes])
+            weights = [f"{weight:g}" for weight in (evidence.usual_weight(host), alpha(pairing.of(FLASHBACK)[0]))]
+            rows.append([host, TITLES[metric][0], *weights, seeds_of(with_tuned), *means, *changes])
     arms = ("host", "flashback, recipe", "flashback, tuned", "difference, recipe", "difference, tuned")
-    return table(("method", "metric", "alpha_p, tuned", "seeds", *arms), rows, texts=2)
+    return table(("method", "metric", "alpha_p, recipe", "alpha_p, tuned", "seeds", *arms), rows, texts=2)
 
 
 def missing_tuned(evidence: Evidence) -> Lines:
@@ -504,7 +503,8 @@ def similarity(evidence: Evidence) -> Lines:
         "and of the last one; 1 is the same representation.",
     ]
     for one in found:
-        lines += ["", f"**{plain(one.title)}**", *similarity_table(one), "", plain(similarity_in_words(one))]
+        said = similarity_in_words(one)
+        lines += ["", f"**{plain(one.title)}**", *similarity_table(one), "", f"{plain(said[0].upper() + said[1:])}."]
     absent = [host for host in hosts_with_similarity() if host not in {one.host for one in found}]
     if absent:
         jobs = [*(evidence.controlled.job(absent[0], arm) for arm in ARMS), evidence.controlled.job(REFERENCE, HOST)]
@@ -536,12 +536,18 @@ def short(evidence: Evidence) -> Lines:
         "says whether flashback helps.",
         *missing(study),
     ]
-    report = Report(study.pairings, [], {})
-    for setting in SETTINGS:
-        if report.pairings:
-            above = bullets([*above_the_floor(study, setting), below_the_host(study, setting)])
-            lines += [*bold(setting), "", *markdown_table(report, setting), *above]
-    return lines + bullets(report.seed_remarks)
+    rows = [[pairing.name, *short_cells(pairing)] for pairing in study.pairings]
+    arms = (*ARM_TITLES.values(), "difference")
+    lines += table(("AA of", *(f"{SETTING_TITLES[setting]}, {arm}" for setting in SETTINGS for arm in arms)), rows)
+    floor = {SETTING_TITLES[setting]: list(above_the_floor(study, setting)) for setting in SETTINGS}
+    return lines + bullets(f"{title.capitalize()}: {text}" for title, found in floor.items() for text in found)
+
+
+def short_cells(pairing: Pairing) -> list[str]:
+    rows = [pairing.row(setting) for setting in SETTINGS]
+    return [
+        cell for row in rows for cell in (*(number(row.mean.get(arm)) for arm in ARMS), signed(row.test.difference))
+    ]
 
 
 def others(evidence: Evidence) -> Lines:

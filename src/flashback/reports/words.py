@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from flashback.errors import unknown
@@ -122,6 +122,10 @@ def direction(metric: str, difference: float | None) -> str:
 def written(value: Any) -> str:
     """A setting as YAML has it; one that names nothing leaves the choice to the package."""
     return (value or "automatic") if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def enumerated(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def plural(count: int, noun: str) -> str:
