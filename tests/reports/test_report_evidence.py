@@ -16,7 +16,8 @@ from made_runs import SETTINGS, made_config, made_matrix, made_results, write_ru
 
 from flashback.cli import main
 from flashback.config import FlashbackConfig, set_dotted
-from flashback.evidence import evidence_page
+from flashback.evidence import evidence_page, write_evidence
+from flashback.evidence.figure import draw_evidence
 from flashback.evidence.gathered import Change, Evidence
 from flashback.evidence.page import anchors, controlled, differences, precision, short, similarity, tuned
 from flashback.evidence.planned import is_of
@@ -213,6 +214,31 @@ def test_losses_are_told_like_gains(tmp_path: Path, amount: float) -> None:
         f"With the same settings and steps flashback changes average accuracy detectably for {each[0]}"
     )
     assert "both settings are read off the same runs" in says.lower()
+
+
+def test_the_picture_shows_changes_with_their_intervals_beside_the_printed_ones(tmp_path: Path) -> None:
+    shifts = {123: 1.0, 246: 2.0, 369: 3.0}
+    hosts = lambda job: of_host("oewc")(job) or (of_host("xder")(job) and job.seed == 123)  # noqa: E731
+    write_sweep(tmp_path, "evidence", lambda job: shifts[job.seed] if job.arm == FLASHBACK else 0.0, hosts)
+    figure = draw_evidence(Evidence(read_report([tmp_path])))
+    assert figure is not None
+    class_incremental, _ = figure.axes
+    drawn = [list(map(float, line.get_xdata())) for line in class_incremental.get_lines() if len(line.get_xdata())]
+    low, high = confidence_interval((1.0, 2.0, 3.0)) or (0.0, 0.0)
+    zero, interval, change, printed, one_seed, printed_too = drawn
+    assert zero == [0, 0]
+    assert interval == pytest.approx([low, high])
+    assert (change, printed) == ([pytest.approx(2.0)], [pytest.approx(0.55)])
+    assert (one_seed, printed_too) == ([pytest.approx(1.0)], [pytest.approx(0.45)])  # one seed has no interval
+    assert [label.get_text() for label in class_incremental.get_yticklabels()] == ["oewc", "xder"]
+
+
+def test_without_both_arms_of_any_host_there_is_no_picture(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "anchors")
+    assert write_evidence(read_report([tmp_path]), tmp_path / "page" / "evidence.md") == [
+        tmp_path / "page" / "evidence.md"
+    ]
+    assert "![" not in (tmp_path / "page" / "evidence.md").read_text()
 
 
 def test_two_seeds_speak_for_themselves(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import typer
 from flashback.cli import tables
 from flashback.cli.progress import output
 from flashback.errors import unknown
-from flashback.evidence import evidence_page
-from flashback.records import write_atomically
+from flashback.evidence import write_evidence
 from flashback.records.terms import SETTINGS
 from flashback.reports import FORMATS, Pairing, Report, read_report, write_plots, write_report
 from flashback.reports.against import tested_against, untested
@@ -68,7 +67,7 @@ def report(
     for name, reason in found.skipped.items():
         typer.echo(f"left out: {name}: {reason}", err=True)
     if form == EVIDENCE:
-        written = [write_evidence(found, out or folders[0] / "evidence.md")]
+        written = write_evidence(found, out or folders[0] / "evidence.md")
     else:
         written = write_report(found, out or folders[0] / "report.html", form)
     drawn = write_plots(found, plots) if plots is not None else []
@@ -77,13 +76,6 @@ def report(
     output().print(f"Report: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
     if plots is not None:
         output().print(f"Plots: {plural(len(drawn), 'file')} in {plots}", soft_wrap=True, markup=False)
-
-
-def write_evidence(found: Report, path: Path) -> Path:
-    """Also without any run: it says what is still to be made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, evidence_page(found))
-    return path
 
 
 def say_answers(found: Report) -> None:

@@ -7,11 +7,13 @@ that makes it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 
 from flashback.benchmarks import BENCHMARKS
 from flashback.evidence.conclusions import FEWEST, conclusions, in_short
+from flashback.evidence.figure import PICTURE, write_picture
 from flashback.evidence.gathered import (
     AA,
     FORGETTING,
@@ -33,6 +35,7 @@ from flashback.evidence.planned import Study, name_of
 from flashback.evidence.theirs import printed_accuracy, printed_change, printed_gain
 from flashback.metrics import deviation, mean
 from flashback.recipes import config_from_dict
+from flashback.records import write_atomically
 from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report
@@ -113,6 +116,14 @@ def evidence_page(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_evidence(report: Report, path: Path) -> list[Path]:
+    """The page, and its picture beside it; also without any run: it says what is still to be made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, evidence_page(report))
+    picture = write_picture(Evidence(report), path.parent)
+    return [path, picture] if picture else [path]
+
+
 def introduction(evidence: Evidence) -> Lines:
     runs = evidence.report.runs
     lines = [
@@ -165,6 +176,8 @@ def answers(evidence: Evidence) -> Lines:
         "learned, and to that on old tasks at the end:",
         "",
         *table_lines(("host", "setting", "seeds", *heads), rows, texts=2),
+        "",
+        f"![What flashback changes here, and what the paper prints]({PICTURE})",
         "",
     ]
 
