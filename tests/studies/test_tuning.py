@@ -277,6 +277,7 @@ def test_flashback_is_tuned_on_top_of_a_tuned_host(runs_of_the_host: list[Any], 
         ({"training.epochs": [4, 5]}, "tuning chooses training.epochs itself"),
         ({"training.lr": [0.1, -1.0]}, "training.lr"),
         ({"host.memory_sise": [1, 2]}, "memory_sise"),
+        ({"training.optimiser": ["sgd", "adam"], "training.momentum": [0.0, 0.9]}, "training.momentum"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused_before_anything_is_trained(

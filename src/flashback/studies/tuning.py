@@ -6,7 +6,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from flashback.training.trainer import Observer
 
 VALIDATION = 0.1  # of the training images of every class
 ALPHAS = (0.001, 0.01, 0.1, 1.0)
+CHECKED = 500  # combinations, a millisecond each
 HELD_OUT = "benchmark.validation"
 FLASHBACK = "flashback."
 STUDY = "study.db"  # beside the config.yaml of its first choice; no run lies in the folder itself
@@ -157,6 +158,8 @@ def as_configured(space: Space, configured: Callable[[Mapping[str, Any]], RunCon
         read = [dotted(to_dict(configured({**first, key: value})))[key] for value in values]
         within(len(set(read)) == len(read), f"{key} has the same value twice among those to choose among")
         found[key] = values if isinstance(values, range) else read
+    for choice in islice(product(*found.values()), CHECKED):  # each alone may make sense, and not together
+        configured(dict(zip(found, choice, strict=True)))
     return found
 
 
