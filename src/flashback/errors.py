@@ -19,6 +19,11 @@ ELSEWHERE = {  # where else names of a kind come from
 }
 
 
+OTHER_NAMES = {  # what other libraries call a host, where likeness leads astray or nowhere
+    "host": {"derpp": "der++", "ewc_on": "oewc", "sgd": "finetune", "naive": "finetune", "hal": "er"},
+}
+
+
 class FlashbackError(Exception):
     """Bad input. The command line prints the message alone and exits with code 2."""
 
@@ -30,7 +35,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     shared = len(section) if all(option.startswith(f"{section}.") for option in options) else 0
     lowered = {option[shared:].lower(): option for option in options}
     near = difflib.get_close_matches(name[shared:].lower(), lowered, n=1, cutoff=NEAR)
-    hint = f"did you mean '{lowered[near[0]]}'?" if near else f"known: {', '.join(options) or 'none'}"
+    meant = OTHER_NAMES.get(kind, {}).get(name.lower()) or (lowered[near[0]] if near else None)
+    hint = f"did you mean '{meant}'?" if meant else f"known: {', '.join(options) or 'none'}"
     elsewhere = f" ({ELSEWHERE[kind].format(name=name)})" if kind in ELSEWHERE else ""
     return FlashbackError(f"unknown {kind} '{name}'; {hint}{elsewhere}")
 

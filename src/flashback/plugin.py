@@ -168,7 +168,7 @@ class Flashback:
 
     def allocate(self) -> None:
         if self.settings.alpha:
-            self.plastic = self.host.blank_for(self.support())
+            self.plastic = self.host.blank_for(self.support()).to(self.host.device).eval()
 
     @torch.no_grad()
     def flash_back(self) -> None:

@@ -287,3 +287,13 @@ def test_the_checksum_is_that_of_the_listing(pictures: Path) -> None:
     lines = "".join(f"{path.relative_to(pictures).as_posix()}\t{path.stat().st_size}\t\n" for path in files)
     for split in SPLITS:
         assert load_benchmark(pictures, **split).checksum == hashlib.sha256(lines.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(("pixels", "suffix"), [(np.uint16, "png"), (np.int32, "tif"), (np.float32, "tif")])
+def test_images_of_more_than_eight_bits_are_refused_and_not_clipped(
+    pictures: Path, pixels: type[np.generic], suffix: str
+) -> None:
+    odd = pictures / "train" / "class-3" / f"odd.{suffix}"
+    Image.fromarray(np.full((5, 5), 300).astype(pixels)).save(odd)
+    with pytest.raises(FlashbackError, match=rf"odd\.{suffix}.*more than 8 bits a channel; write it with 8"):
+        load_benchmark(pictures, sizes=[3, 3])

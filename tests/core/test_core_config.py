@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from flashback.config import (
 )
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
-from flashback.recipes import config_from_dict
+from flashback.recipes import config_from_dict, configure
 
 
 def refusal(values: dict[str, Any]) -> str:
@@ -304,3 +305,9 @@ def test_phases_split_the_epochs(
 def test_phase_1_leaves_something_for_phase_2(first: int) -> None:
     with pytest.raises(FlashbackError, match=f"E1 = {first}.*5 epochs"):
         FlashbackConfig(enabled=True, epochs=first).split(5)
+
+
+@pytest.mark.parametrize(("elsewhere", "here"), [("derpp", "der++"), ("ewc_on", "oewc"), ("naive", "finetune")])
+def test_the_names_of_other_libraries_are_understood(elsewhere: str, here: str) -> None:
+    with pytest.raises(FlashbackError, match=re.escape(f"unknown host '{elsewhere}'; did you mean '{here}'?")):
+        configure(elsewhere)

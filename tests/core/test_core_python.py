@@ -254,3 +254,27 @@ def test_a_benchmark_and_a_result_take_one_line() -> None:
     both = (f"{name} {result[name]['average_accuracy']:.2f} %" for name in ("class_incremental", "task_incremental"))
     classifier = result.as_dict()["classifier"]
     assert repr(result) == f"TrainingResult(average accuracy: {', '.join(both)}; {classifier} classifier)"
+
+
+def test_validation_images_are_no_test_images(tmp_path: Path) -> None:
+    """Of a configuration and a benchmark, both say the same or neither does anything."""
+    plain, held_out = (fb.load_benchmark("split-fashion-mini", validation=share) for share in (0.0, 0.2))
+    config = fb.configure("lwf-mc", settings={"benchmark.validation": 0.2})
+    with pytest.raises(fb.FlashbackError, match=r"benchmark\.validation is 0\.2 in the configuration but 0\.0 in the"):
+        fb.build_host(config, plain)
+    with pytest.raises(fb.FlashbackError, match=r"benchmark\.validation is 0\.0 in the configuration but 0\.2 in the"):
+        fb.build_host(fb.configure("lwf-mc"), held_out)
+    host = fb.build_host("lwf-mc", held_out)
+    assert host.config.benchmark.validation == 0.2
+    others = (plain, fb.load_benchmark("split-fashion-mini", validation=0.2, seed=1))
+    for other in others:
+        with pytest.raises(fb.FlashbackError, match="built for another benchmark"):
+            fb.train(host, other)
+
+
+def test_a_stop_is_no_ordinary_exception() -> None:
+    from flashback.training import Interrupted
+
+    assert issubclass(Interrupted, KeyboardInterrupt)  # a loop over runs that catches exceptions does not go on
+    assert not issubclass(Interrupted, Exception)
+    assert str(Interrupted()) == "stopped, and saved: the same call goes on from here"

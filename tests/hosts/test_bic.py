@@ -284,3 +284,10 @@ def test_a_memory_without_two_exemplars_of_an_old_class_is_refused(settings: dic
     with pytest.raises(FlashbackError, match=f"it needs two at least; raise {named}$"):
         quick_host("bic", **settings)
     build_host(quick_config("bic", host__memory_size=10), tiny_benchmark(), "cpu")
+
+
+def test_a_class_of_a_single_image_is_refused() -> None:
+    """It would be held out, and never learned."""
+    host = quick_host("bic", tiny_benchmark((2, 2), per_class=1), host__memory_size=8)
+    with pytest.raises(FlashbackError, match="holds out an image of every class"):
+        Trainer(host, host.benchmark).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import find_hosts, load_host_file, outside_code
 from flashback.nets import NETS
 from flashback.speed import setup
-from helpers import forgetting
+from helpers import forgetting, tiny_benchmark
 
 OWN = """
 from flashback.hosts import HOSTS
@@ -302,3 +303,67 @@ def test_the_line_is_named(workplace: Path, text: str, beside: str, said: str) -
     (workplace / "beside.py").write_text(beside)
     with pytest.raises(FlashbackError, match=rf"--host-file .*first\.py cannot be used \({said}$"):
         load_host_file(workplace / "first.py")
+
+
+# ---------------------------------------------------------------- a run that other code began
+
+
+STOPPED = {"benchmark.tasks": 2, "training.epochs": 2, "training.batch_size": 500, "checkpoint.epochs": 1}
+
+
+def stopped_after_a_task(folder: Path, host_file: Path) -> None:
+    """A run of the host of a file, stopped once its first task is learned."""
+
+    def stop(event: Mapping[str, Any]) -> None:
+        if event["event"] == "evaluation":
+            raise ZeroDivisionError
+
+    find_hosts(host_file)
+    config = fb.configure("own", settings=STOPPED)
+    with pytest.raises(ZeroDivisionError):
+        fb.run(config, out=folder, observers=[stop])
+
+
+def test_an_unfinished_run_of_other_code_starts_anew_and_only_resume_goes_on(workplace: Path, tmp_path: Path) -> None:
+    own = workplace / "own.py"
+    for name in ("again", "resumed"):
+        stopped_after_a_task(tmp_path / name, own)
+    (workplace / "weights_of_mine.py").write_text("WEIGHT = 2.0\n")
+    forget_modules(workplace)
+    find_hosts(own)
+    with pytest.warns(UserWarning, match="began with other code of its host or net: it starts anew"):
+        again = fb.run(fb.configure("own", settings=STOPPED), out=tmp_path / "again")
+    fresh = fb.run(fb.configure("own", settings=STOPPED), out=tmp_path / "fresh")
+    assert again.as_dict() == fresh.as_dict()
+    with pytest.warns(UserWarning, match=r"goes on in other surroundings \(code\)"):
+        resumed = fb.resume(tmp_path / "resumed")
+    assert resumed.as_dict() != fresh.as_dict()
+    for name, changed in {"again": [], "fresh": [], "resumed": ["code"]}.items():
+        assert json.loads((tmp_path / name / "run.json").read_text())["changed_on_resume"] == changed
+
+
+# ---------------------------------------------------------------- what is forgotten most easily
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "class Own(Host):\n    def build(self): self.extra = 1\n",
+            r"Own\.build makes no self\.net; begin it with super",
+        ),
+        (
+            "class Own(Host):\n    class Settings: strength: float = 1.0\n",
+            "Settings is no class of settings; let it inherit",
+        ),
+    ],
+)
+def test_what_is_left_out_of_a_host_is_named(text: str, said: str, tmp_path: Path) -> None:
+    def make() -> None:
+        namespace: dict[str, Any] = {"Host": Host}
+        exec(text, namespace)
+        HOSTS.register("own")(namespace["Own"])
+        fb.build_host("own", tiny_benchmark())
+
+    with forgetting(HOSTS), pytest.raises(FlashbackError, match=said):
+        make()

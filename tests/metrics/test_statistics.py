@@ -199,3 +199,10 @@ def test_two_pairs_are_enough_for_a_test() -> None:
 def test_differences_of_a_thousandth_are_still_tested() -> None:
     test = paired_test([50.0, 60.0, 70.0], [50.0001, 60.0003, 70.0008])
     assert test.p is not None
+
+
+def test_a_value_that_is_no_number_counts_as_missing() -> None:
+    nan, infinite = float("nan"), float("inf")
+    with_holes = paired_test([50.0, 51.0, nan, 3.0], [51.0, 50.5, 52.0, infinite])
+    assert with_holes == paired_test([50.0, 51.0], [51.0, 50.5])
+    assert "nan" not in verdict(with_holes)

@@ -229,3 +229,11 @@ def test_a_recipe_that_does_not_exist():
         configure("oewc", "split-cifar100", recipe="anchor")
     with pytest.raises(FlashbackError, match="beef-compress has no anchor recipe at all"):
         configure("beef-compress", "cifar100-b50-10", recipe="anchor")
+
+
+def test_a_size_of_the_memory_in_all_takes_the_place_of_one_by_class() -> None:
+    assert configure("icarl", "cifar100-b50-10").host.memory_per_class == 20
+    own = configure("icarl", "cifar100-b50-10", settings={"host.memory_size": 500}).host
+    assert (own.memory_size, own.memory_per_class) == (500, None)
+    with pytest.raises(FlashbackError, match="exclude each other"):
+        configure("icarl", settings={"host.memory_size": 500, "host.memory_per_class": 20})

@@ -52,18 +52,31 @@ class ForgetsToFill(LwFMC):
     def blank_knowledge(self) -> ImportantParameters:
         return ImportantParameters(self.trained_parameters())
 
-    def fill_knowledge(self, knowledge: ImportantParameters) -> None:
-        knowledge.values.copy_(flat(self.trained_parameters()))
-        knowledge.importance.fill_(100.0)
-
-    def begin(self) -> None: ...
+    def fill_knowledge(self, knowledge: ImportantParameters) -> None: ...
 
     def distance(self, step: Step, knowledge: ImportantParameters, support: Support) -> Tensor:
         return knowledge.distance(self.trained_parameters())
 
 
 class Fills(ForgetsToFill):
-    begin = LwFMC.begin
+    """Filled whatever begin and allocate do."""
+
+    def fill_knowledge(self, knowledge: ImportantParameters) -> None:
+        knowledge.values.copy_(flat(self.trained_parameters()))
+        knowledge.importance.fill_(100.0)
+
+    def allocate(self) -> None:
+        super().allocate()
+
+    def begin(self) -> None: ...
+
+
+class Drifts(LwFMC):
+    """Writes into what it knows while it learns."""
+
+    def after_step(self, step: Step) -> None:
+        if self.stable is not None:
+            next(iter(self.stable.buffers())).add_(1)
 
 
 class KeepsLess(LwFMC):
@@ -172,7 +185,12 @@ def test_a_host_without_knowledge_is_asked_for_less() -> None:
             ("Stable knowledge changes", "Plastic knowledge changes"),
             r"stability loss is always 0|distance\(\)",
         ),
-        ("ForgetsToFill", ("Stable knowledge changes",), "does anything fill the stable knowledge"),
+        (
+            "ForgetsToFill",
+            ("Stable knowledge changes", "Plastic knowledge changes"),
+            r"does anything fill the stable knowledge|distance\(\)",
+        ),
+        ("Drifts", ("stands still",), r"of self\.stable changes from step to step"),
         ("KeepsLess", ("at most the bytes",), "bytes of plastic knowledge"),
         ("HoldsNothing", ("Stable knowledge changes",), r"whatever self\.stable holds, it learns the same"),
         ("TrainsTheNetAlone", ("asks for gradients",), r"no stage trains projector\.bias and projector\.weight"),

@@ -66,6 +66,8 @@ class Store:
             except UnidentifiedImageError:  # which names the buffer
                 raise ValueError("no image of a known format") from None
             with file:
+                if file.mode[0] in "IF":  # which a conversion would clip to 255
+                    raise ValueError("more than 8 bits a channel; write it with 8")
                 picture = file.convert("RGB")
             if side is not None:  # the same as short side to `side`, then its centre, but never larger than the file
                 left, top = ((length - min(picture.size)) / 2 for length in picture.size)

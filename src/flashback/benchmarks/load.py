@@ -56,7 +56,11 @@ def load_benchmark(
     names = [(dataset.class_names or source.class_names)[label] for label in labels]
     made = tuple(_tasks(*_split(source, validation, seed), labels, ranges, names))
     mean, std = (dataset.mean, dataset.std) if dataset.mean else _measure(made[0].train.x)
-    return Benchmark(spec.name, dataset.name, labels, made, mean, std, tuple(names), source.checksum)
+    return Benchmark(
+        *(spec.name, dataset.name, labels, made, mean, std, tuple(names), source.checksum),
+        validation=float(validation),
+        validation_seed=seed if validation else None,
+    )
 
 
 def missing_data(name: str, data: str | Path | None = None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -62,6 +62,8 @@ class Benchmark:
     std: tuple[float, ...]
     class_names: tuple[str, ...]  # in learning order
     checksum: str  # sha256 of the data as read
+    validation: float = field(default=0.0, kw_only=True)  # share of the training images that stands in for test images
+    validation_seed: int | None = field(default=None, kw_only=True)  # what it was drawn with
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

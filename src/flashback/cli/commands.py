@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from flashback import __version__ as flashback_version
 from flashback.cli import check, report, show, speed, studies, tables
@@ -30,11 +31,27 @@ from flashback.recipes.resolving import check_flashback_is_on
 from flashback.records import RunFolder
 from flashback.studies.comparison import NothingToCompare
 from flashback.studies.comparison import compare as compare_arms
+from flashback.training import Interrupted
 from flashback.training import resume as resume_run
 from flashback.training import run as run_config
 from flashback.training.finished import finished_run
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+class Saved(Exception):  # noqa: N818 - not an error: the user asked for it
+    """Something was interrupted that has kept its state."""
+
+
+class Commands(TyperGroup):
+    """typer makes an exit code of any Ctrl-C by itself; whether something was kept is to be said first."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Interrupted:
+            raise Saved from None
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, cls=Commands)
 
 Host = Annotated[str, typer.Argument(help="The method, e.g. icarl; see `flashback list hosts`.")]
 Benchmark = Annotated[

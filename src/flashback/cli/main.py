@@ -10,11 +10,10 @@ from typing import NoReturn, cast
 
 import typer
 
-from flashback.cli.commands import app
+from flashback.cli.commands import Saved, app
 from flashback.config import HostSettings, homes_of
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
-from flashback.training import Interrupted
 
 # click's error; typer keeps it in different places in different versions
 UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
@@ -36,7 +35,7 @@ def carry_out(arguments: list[str]) -> int:
         return end(BAD_INPUT, f"error: {error}")
     except UsageError as error:
         return end(BAD_INPUT, f"error: {as_setting(error, arguments) or error.format_message()}")  # type: ignore[attr-defined]
-    except Interrupted:
+    except Saved:
         return end(INTERRUPTED, "interrupted; the same command goes on where it stopped")
     except (KeyboardInterrupt, typer.Abort):
         return end(INTERRUPTED, "interrupted")

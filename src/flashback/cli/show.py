@@ -21,13 +21,14 @@ from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import Recipe, configure, find_recipe
 from flashback.recipes.catalogue import read_recipe_file
-from flashback.records import dotted, is_finished, read_config
+from flashback.records import RunFolder, dotted, is_finished, read_config
 from flashback.records.terms import ARMS, FLASHBACK
 from flashback.reports.reading import read_run
 from flashback.reports.words import plural
 from flashback.studies.ahead import count_ahead
 
 GIVEN, DEFAULT = "given", "default"
+NET, AUTOMATIC = "host.net", "automatic"
 
 
 def register(app: typer.Typer) -> None:
@@ -80,9 +81,11 @@ def show_folder(folder: Path) -> None:
     settings = dotted(read_config(folder))
     names = (settings.get(key) for key in ("host.name", "flashback.enabled", "benchmark.name"))
     table = tables.make_table(f"{tables.titled(*names)}, recipe {settings.get('recipe')}", "setting", "value", texts=2)
-    own = benchmarks_own(str(settings.get("benchmark.name")))
+    own = benchmarks_own(str(settings.get("benchmark.name"))) | {
+        NET: RunFolder(folder).read_run().get("net", AUTOMATIC)
+    }
     for key, value in settings.items():
-        table.add_row(key, shown(own.get(key) if value is None else value))
+        table.add_row(key, shown(own.get(key) if value in (None, "") else value))
     output().print(table)
     if is_finished(folder):
         show_run(folder)
@@ -114,6 +117,8 @@ def settings_table(config: RunConfig, given: Collection[str]) -> Table:
     for key, value in dotted(to_dict(config)).items():
         if value is None and key in own:
             table.add_row(key, shown(own[key]), "the benchmark's own")
+        elif (key, value) == (NET, ""):
+            table.add_row(key, AUTOMATIC, "by the size of the images")
         else:
             table.add_row(key, shown(value), GIVEN if key in given else sources.get(key, DEFAULT))
     return table

@@ -102,7 +102,7 @@ def ending_as_kept(out: Path | None) -> Iterator[None]:
     """A bench that is interrupted goes on where it stopped only if its figures were kept."""
     try:
         yield
-    except (KeyboardInterrupt, Interrupted):
+    except KeyboardInterrupt:
         raise (KeyboardInterrupt if out is None else Interrupted) from None
 
 

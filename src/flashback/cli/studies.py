@@ -176,9 +176,9 @@ def tune(
         ),
     ] = None,
 ) -> None:
-    """Choose settings on a validation split: alpha_p and E1, or any others.
+    """Choose settings on a validation split.
 
-    Those of flashback are chosen for the host with flashback, all others for the host alone.
+    alpha_p and E1, or any others: those of flashback for the host with flashback, all others for the host alone.
     """
     with ProgressView() as view:
         best = tune_settings(
@@ -209,7 +209,8 @@ def tune(
     places = [("--data", data), *(("--host-file", file) for file in host_file or [])]
     given = [str(word) for option in places if option[1] is not None for word in option]
     command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *given]
-    console.print(f"Use it: {shlex.join(command)}", soft_wrap=True)
+    use = "Use it" if best.accuracy > best.host_accuracy else "To see it on test images all the same"
+    console.print(f"{use}: {shlex.join(command)}", soft_wrap=True)
 
 
 def parse_values(assignment: str) -> tuple[str, Any]:

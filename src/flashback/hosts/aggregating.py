@@ -42,10 +42,11 @@ class AggregatingHost(ExemplarHost):
         self.net.backbone.levels()  # a network without any is refused here
 
     def allocate(self) -> None:
-        """What the model knew comes first: before the second task it was one network."""
+        """What the model knew comes first, already filled: before the second task it was one network."""
         super().allocate()
         if self.task.index == 1:
             self.net.backbone = Aggregated(self.net.backbone)
+            self.blank_since = None
 
     def stages(self) -> list[Stage]:
         if self.task.index == 0:

@@ -66,6 +66,11 @@ class Host(nn.Module):
         )
         settings = cls.Settings
         within(
+            issubclass(settings, HostSettings),
+            f"{settings.__name__} is no class of settings; let it inherit flashback.config.HostSettings, or the "
+            "settings of the host it stands on",
+        )
+        within(
             "__dataclass_fields__" in vars(settings) or not inspect.get_annotations(settings),
             f"the fields of {settings.__name__} are no settings yet; write @dataclass(frozen=True) above the class",
         )
@@ -86,9 +91,11 @@ class Host(nn.Module):
         self.views = Views(benchmark.mean, benchmark.std, training.views, size=training.image_size)
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
+        self.blank_since: int | None = None  # the task that `allocate` has made room for it in
         self.trained = False  # whether a trainer has begun with it
         with seeded_initialisation(config.seed, "net"):
             self.build()
+        within(hasattr(self, "net"), f"{type(self).__name__}.build makes no self.net; begin it with super().build()")
         self.to(device)
 
     @property
@@ -167,7 +174,7 @@ class Host(nn.Module):
             before_update=self.before_update,
             after_step=self.after_step,
             allocate=self.allocate,
-            begin=self.begin,
+            begin=self.fill_and_begin,
             end=self.end,
             variant=self.variant,
             main=True,
@@ -197,12 +204,17 @@ class Host(nn.Module):
     def allocate(self) -> None:
         """Structure for the main stage of this task. By default: room for what the model knows before it."""
         if self.has_knowledge and self.task.index > 0:
-            self.stable = self.blank_knowledge()
+            self.stable = self.blank_for(self.stability_support())
+            self.blank_since = self.task.index
 
     def begin(self) -> None:
-        """Content for the main stage of this task, e.g. imprinting. By default: into its room what the model knows."""
-        if type(self).allocate is Host.allocate and self.stable is not None:
-            self.fill_knowledge(self.stable)
+        """Content for the main stage of this task, e.g. imprinting. The stable knowledge is filled by then."""
+
+    def fill_and_begin(self) -> None:
+        """What the model knows goes into the room that `allocate` made for it, whatever else a host does there."""
+        if self.stable is not None and self.blank_since == self.task.index:
+            self.extract(self.stable)
+        self.begin()
 
     def end(self) -> None:
         """After the main stage, e.g. herding, Fisher information."""
@@ -308,7 +320,8 @@ class Host(nn.Module):
         return support.weight * distance
 
     def _blank_targets(self) -> Knowledge:
-        assert self.memory is not None, "Flashback refuses the support 'memory' for hosts without one"
+        within(self.memory is not None, f"a support on samples 'memory' needs a memory; {self.settings.name} has none")
+        assert self.memory is not None
         return ReplayedTargets(self.memory, self.response_width())
 
     # ------------------------------------------------------------ evaluation

@@ -85,6 +85,10 @@ class BiC(SharedDistillation):
     # ------------------------------------------------------------ images
 
     def stream(self) -> Stream:
+        fewest = int(torch.bincount(self.task.train.y)[self.task.new].min())
+        within(
+            fewest >= 2, "bias correction holds out an image of every class, and one of this task has a single image"
+        )
         return self.parts()[0] if self.task.index > 0 else super().stream()
 
     def parts(self) -> tuple[Stream, Stream]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,10 @@ from flashback.nets import Frozen, Output
 
 class Knowledge(nn.Module):
     """What a model knew at one moment."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Always in evaluation mode: no statistics move, no dropout, whatever the mode of the model that is trained."""
+        return super().train(False)
 
     def nbytes(self) -> int:
         return bytes_of(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,7 +126,7 @@ def _pairs(host: Paired, flashback: Paired) -> tuple[NDArray[np.float64], NDArra
     if not isinstance(host, Mapping) and len(first) != len(second):
         raise FlashbackError(f"a paired test needs as many values in both arms, not {len(first)} and {len(second)}")
     both = [(first[key], second[key]) for key in first if key in second]
-    complete = [pair for pair in both if None not in pair]
+    complete = [pair for pair in both if all(value is not None and math.isfinite(value) for value in pair)]
     values = np.array(complete, dtype=np.float64).reshape(-1, 2)
     return values[:, 0], values[:, 1]
 

@@ -51,7 +51,14 @@ def configure(
     flashback, seed = own.pop(ENABLED, flashback or False), own.pop("seed", seed)
     values: dict[str, Any] = {"recipe": recipe, "seed": seed}
     fixed = {"host.name": host, "benchmark.name": name, ENABLED: flashback}
-    for key, value in {**recipe_values(host, name, recipe, bool(flashback)), **own, **fixed}.items():
+    known = recipe_values(host, name, recipe, bool(flashback))
+    if own.get("host.memory_size") is not None:  # a size in all takes the place of the recipe's size by class
+        within(
+            own.get("host.memory_per_class") is None,
+            "host.memory_size (in all) and host.memory_per_class exclude each other; give one of them",
+        )
+        known.pop("host.memory_per_class", None)
+    for key, value in {**known, **own, **fixed}.items():
         set_dotted(values, key, value)
     config = named_as_it_is(config_from_dict(values, data))
     if left_open:

@@ -108,18 +108,23 @@ class RunFolder:
 
     @classmethod
     def open(
-        cls, path: Path, config: Mapping[str, Any], ignored: Collection[str] = (), resolve: Resolve = dict
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        ignored: Collection[str] = (),
+        resolve: Resolve = dict,
+        what: str = "an unfinished run",
     ) -> RunFolder:
         """A new folder, or the one of an unfinished run of the same configuration, once that is resolved."""
         make_folder(path)
         folder = cls(path)
         with folder.lock():  # of two processes that start at once, one writes its configuration, the other finds it
-            folder.claim(config, ignored, resolve)
+            folder.claim(config, ignored, resolve, what)
         return folder
 
-    def claim(self, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve) -> None:
+    def claim(self, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve, what: str) -> None:
         if is_begun(self.path):
-            check_settings(self.path, config, ignored, resolve)
+            check_settings(self.path, config, ignored, resolve, what)
         else:
             self.write(CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
 
@@ -198,10 +203,16 @@ def read_config(path: Path) -> dict[str, Any]:
     return _mapping(read_yaml(_text(path / CONFIG, LARGEST_CONFIG), str(path / CONFIG)), path / CONFIG)
 
 
-def check_settings(path: Path, config: Mapping[str, Any], ignored: Collection[str], resolve: Resolve) -> None:
+def check_settings(
+    path: Path,
+    config: Mapping[str, Any],
+    ignored: Collection[str],
+    resolve: Resolve,
+    what: str = "an unfinished run",
+) -> None:
     """Refuse a folder with the run of another configuration, once both are resolved."""
     differing = ", ".join(differing_keys(resolve(read_config(path)), resolve(config), ignored))
-    what = "a finished run" if is_finished(path) else "an unfinished run"
+    what = "a finished run" if is_finished(path) else what
     if differing:
         raise FlashbackError(f"{path} holds {what} of another configuration (differs in {differing}); {ANOTHER_FOLDER}")
 

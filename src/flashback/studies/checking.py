@@ -223,7 +223,15 @@ class Trial:
     @cached_property
     def looked_into(self) -> tuple[Ending, Gradients]:
         gradients = Gradients()
-        return self.train(self.config(), change=gradients.watched), gradients
+        ending = self.train(
+            self.config(), change=lambda host, stage: self.still.watched(host, gradients.watched(host, stage))
+        )
+        return ending, gradients
+
+    @cached_property
+    def still(self) -> Still:
+        """Told by the run of the host alone."""
+        return Still()
 
     @property
     def alone(self) -> Ending:
@@ -264,6 +272,30 @@ class Gradients:
         self.asking |= {name for name, parameter in own.items() if parameter.requires_grad}
         self.trained |= {name for name, parameter in own.items() if id(parameter) in at_work}
         self.strangers |= {tuple(leaf.shape) for leaf in leaves(terms) if id(leaf) not in known | at_work}
+
+
+@dataclass
+class Still:
+    """What of the stable knowledge changes while the main stage trains, by name."""
+
+    moved: set[str] = field(default_factory=set)
+
+    def watched(self, host: Host, stage: Stage) -> Stage:
+        kept: dict[str, Tensor] = {}
+
+        def begin() -> None:
+            stage.begin()
+            kept.update({name: tensor.clone() for name, tensor in self.held(host).items()})
+
+        def end() -> None:
+            self.moved |= {name for name, tensor in self.held(host).items() if not torch.equal(tensor, kept[name])}
+            stage.end()
+
+        return replace(stage, begin=begin, end=end) if stage.main else stage
+
+    @staticmethod
+    def held(host: Host) -> dict[str, Tensor]:
+        return {} if host.stable is None else dict(host.stable.state_dict())
 
 
 def leaves(terms: Iterable[Tensor]) -> Iterator[nn.Parameter]:
@@ -393,6 +425,15 @@ def is_held(trial: Trial) -> None:
         )
 
 
+def stands_still(trial: Trial) -> None:
+    """Stable knowledge stands still while a task is learned"""
+    if trial.alone and (moved := sorted(trial.still.moved)):
+        raise Broken(
+            f"{' and '.join(moved[:3])} of self.stable changes from step to step; only begin() and end() may "
+            "change it, and as a Knowledge it would be in evaluation mode by itself"
+        )
+
+
 def is_pulled(trial: Trial) -> None:
     """Plastic knowledge changes what it learns"""
     unpulled = trial.train(trial.config(True, flashback__alpha=0.0))
@@ -426,6 +467,7 @@ PROMISES: Sequence[Callable[[Trial], None]] = (
     stands_aside,
     goes_back,
     is_held,
+    stands_still,
     is_pulled,
     costs_the_same,
     keeps_little,

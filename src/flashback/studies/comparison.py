@@ -239,9 +239,10 @@ def conclude(
 
 
 def metrics_of(records: Iterable[RunRecord]) -> list[str]:
-    """Averages over images are something of their own only where tasks differ in size (B50)."""
-    told = [sizes for record in records if isinstance(sizes := record.run.get("task_sizes"), list)]
-    unequal = any(size != sizes[0] for sizes in told for size in sizes)
+    """Averages over images are something of their own only where tasks differ in size, in classes (B50) or images."""
+    runs = [record.run for record in records]
+    told = [run.get("task_sizes") for run in runs] + [(run.get("data") or {}).get("test_images") for run in runs]
+    unequal = any(size != sizes[0] for sizes in told if isinstance(sizes, list) for size in sizes)
     return [*METRICS, *OVER_IMAGES] if unequal else list(METRICS)
 
 
@@ -262,14 +263,17 @@ def tabulate(records: Records, seeds: Sequence[int], setting: str, metric: str) 
         arm: {seed: records[arm, seed].results[setting][metric] for seed in seeds if (arm, seed) in records}
         for arm in ARMS
     }
-    known = {arm: [value for value in values[arm].values() if value is not None] for arm in ARMS}
+    # Where some seeds have no value, as an SPR of negative forgetting, the others are a choice by outcome: no mean.
+    found = {arm: list(values[arm].values()) for arm in ARMS}
+    partly = any(None in own and any(value is not None for value in own) for own in found.values())
+    known = {arm: [value for value in own if value is not None and not partly] for arm, own in found.items()}
     return Row(
         setting,
         metric,
         values,
         {arm: mean(known[arm]) for arm in ARMS},
         {arm: deviation(known[arm]) for arm in ARMS},
-        paired_test(values[HOST], values[FLASHBACK]),
+        paired_test({}, {}) if partly else paired_test(values[HOST], values[FLASHBACK]),
     )
 
 

@@ -89,8 +89,7 @@ def tune(
         return configured(dict(zip(space, choice, strict=True)), with_flashback)
 
     first = tuple(values[0] for values in space.values())
-    # Another tuning in the same folder is refused.
-    folder = RunFolder.open(Path(out), to_dict(config_of(first)), IGNORED, comparable).path
+    folder = RunFolder.open(Path(out), to_dict(config_of(first)), IGNORED, comparable, what="a tuning").path
     study = open_study(optuna, folder, space, seed)
 
     def accuracy_of(config: RunConfig, name: str) -> float:

@@ -50,7 +50,8 @@ def build_host(
     check_loaded(benchmark, "fb.build_host")
     if isinstance(config, str):
         find_hosts()
-        config = configure(config, benchmark.name, settings=dotted_keys(HOSTS[config], settings))
+        own = {"benchmark.validation": benchmark.validation, **dotted_keys(HOSTS[config], settings)}
+        config = configure(config, benchmark.name, settings=own)
     elif settings:
         raise FlashbackError(
             f"a configuration has its settings already; give {', '.join(settings)} to fb.configure, not fb.build_host"
@@ -84,6 +85,7 @@ def check_benchmark(config: RunConfig, given: Benchmark) -> None:
         ("order", order, given.order),
         ("sizes", sizes, given.sizes),
         ("tasks", chosen.tasks, len(given.tasks)),
+        ("validation", chosen.validation, given.validation),
     ):
         within(
             said is None or said == found,

@@ -35,8 +35,11 @@ AFTER_TASKS = "after-task-{}"  # folders of the models that were kept on the way
 OWN_FILE = re.compile(r"(?:\.(?:[0-9a-f]{8}\.)?)?([0-9]{6,})\.(json|safetensors)(\.part)?")
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
+class Interrupted(KeyboardInterrupt):
     """A run was asked to stop and has saved its state."""
+
+    def __init__(self, said: str = "stopped, and saved: the same call goes on from here") -> None:
+        super().__init__(said)
 
 
 class Checkpoints:
@@ -92,9 +95,10 @@ class Checkpoints:
     def tidy(self, kept: int = KEPT) -> None:
         """Remove all but the newest good checkpoints, and parts that were never finished; files of others stay."""
         good = [path.stem for path in self.manifests() if path.stem not in self.damaged]
+        newest = good[max(0, len(good) - kept) :]
         for path in list(self.folder.glob("*")):  # none, where there was no room even for the folder
             own = OWN_FILE.fullmatch(path.name)
-            if own and (own[3] or own[1] not in good[-kept:]) and path.is_file():
+            if own and (own[3] or own[1] not in newest) and path.is_file():
                 path.unlink()
 
     def manifests(self) -> list[Path]:

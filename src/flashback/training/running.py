@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from flashback.training.checkpoints import Aside, Checkpoints, Models
 from flashback.training.evaluation import host_of
 from flashback.training.finished import IGNORED, finished_run
 from flashback.training.surroundings import (
+    changed_on_resume,
     compare_surroundings,
     describe,
     prepared_device,
@@ -46,6 +48,7 @@ def run(
     track: Sequence[str] = (),
     first_tasks: str | Path | None = None,
     progress: bool = False,
+    other_code: bool = False,
 ) -> TrainingResult:
     """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there.
 
@@ -53,6 +56,7 @@ def run(
     finished one the result is read from its record, and nothing is trained.
     `observers` are told every event, and so are the trackers named in `track`; `first_tasks` is a folder where runs
     that differ in flashback alone leave and find their first task; `progress` prints a line for every task learned.
+    A run that began with other code of its own host or net starts anew, unless `other_code` lets it go on.
     """
     within(isinstance(config, RunConfig), "fb.run takes a configuration; make one with fb.configure(host, benchmark)")
     within(out is not None or not track, "trackers write into the folder of a run; give one (out)")
@@ -72,7 +76,7 @@ def run(
         folder = RunFolder.open(Path(out), to_dict(config), IGNORED, comparable)
         with folder.lock():
             shared = None if first_tasks is None else Path(first_tasks)
-            return _run_in_folder(folder, method, benchmark, observers, track, precision, shared)
+            return _run_in_folder(folder, method, benchmark, observers, track, precision, shared, other_code)
 
 
 def train(
@@ -95,7 +99,10 @@ def train(
     )
     benchmark = host.benchmark if benchmark is None else benchmark
     check_loaded(benchmark, "fb.train")
-    own, given = ((each.checksum, each.order, each.sizes) for each in (host.benchmark, benchmark))
+    own, given = (
+        (each.checksum, each.order, each.sizes, each.validation, each.validation_seed)
+        for each in (host.benchmark, benchmark)
+    )
     within(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
     precision = select_precision(host.config, host.device)
     observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
@@ -130,15 +137,25 @@ def _run_in_folder(
     track: Sequence[str],
     precision: str,
     first_tasks: Path | None,
+    other_code: bool,
 ) -> TrainingResult:
     host = method.host
     facts = describe(host.config, benchmark, host.device, precision)
-    facts["changed_on_resume"] = compare_surroundings(folder, facts)
+    differing = compare_surroundings(folder, facts)
     checkpoints = Checkpoints(folder.path / CHECKPOINT, host.config.checkpoint, folder.log_size)
     models = Models(checkpoints.folder, host.config.checkpoint, len(benchmark.tasks))
     keeper: Keeper = Aside(checkpoints, models.due, models.keep)
     state = checkpoints.load()
+    if state is not None and "code" in differing and not other_code:
+        # One run is the work of one code: its arms and seeds would not be comparable. Only `resume` goes on with it.
+        warnings.warn(
+            f"the run in {folder.path} began with other code of its host or net: it starts anew", stacklevel=2
+        )
+        checkpoints.tidy(kept=0)
+        folder.write_run({})
+        state = None
     resumed = state is not None
+    facts["changed_on_resume"] = changed_on_resume(folder, differing) if resumed else []
     facts["took_over_first_task"] = resumed and folder.read_run().get("took_over_first_task", False)
     # A run that went on in other surroundings is no longer what its settings and surroundings make it.
     if first_tasks is not None and len(benchmark.tasks) > 1 and not facts["changed_on_resume"]:
@@ -175,7 +192,7 @@ def resume(path: str | Path, *, host_file: HostFiles = None, **options: Any) -> 
     within(not Path(path).is_file(), f"{path} is a file; give the folder of the run, {Path(path).parent}")
     config = config_from_dict(read_config(Path(path)))
     within(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to go on with")
-    return run(config, out=path, **options)
+    return run(config, out=path, other_code=True, **options)
 
 
 def load_trained(

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -169,7 +169,7 @@ def source_digest() -> str:
 
 
 def compare_surroundings(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
-    """Refuse other data and another kind of device; return what else differs from earlier parts of the run."""
+    """Refuse other data and another kind of device; return what else differs from the beginning of the run."""
     before = folder.read_run()
     for key, sentence in (
         ("data_checksum", "the data has changed since the run in {} began; start a new run"),
@@ -180,11 +180,16 @@ def compare_surroundings(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
     known = before.get("must_match")
     differing = differing_keys(known, facts["must_match"]) if isinstance(known, dict) else []
     differing += ["source"] if before.get("source", facts["source"]) != facts["source"] else []
+    return differing
+
+
+def changed_on_resume(folder: RunFolder, differing: Sequence[str]) -> list[str]:
+    """What is known to have changed within a run that goes on; told when it has."""
     if differing:
         warnings.warn(
             f"the run in {folder.path} goes on in other surroundings ({', '.join(differing)}), so it may end "
             "differently",
             stacklevel=2,
         )
-    earlier = before.get("changed_on_resume")
+    earlier = folder.read_run().get("changed_on_resume")
     return sorted({*differing, *(map(str, earlier) if isinstance(earlier, list) else ())})
