@@ -23,9 +23,11 @@ from flashback.metrics import (
 )
 from flashback.recipes import configure
 from flashback.reports import csv_table, read_report
+from flashback.reports.page import html_page
 from flashback.reports.pairings import Outcome, Pairing
 from flashback.reports.payload import payload
 from flashback.reports.sections import remarks
+from flashback.reports.tables import markdown_tables
 from flashback.studies.comparison import has_equal_budget
 
 CI, TI = SETTINGS
@@ -100,8 +102,8 @@ def test_a_seed_of_one_arm_alone_counts_for_its_mean_and_is_named(tmp_path: Path
     ]
 
 
-def test_seeds_without_a_ratio_are_named_and_counted_by_nothing(tmp_path: Path) -> None:
-    """Where earlier tasks gained there is no SPR; what is left is a mean over fewer seeds."""
+def test_where_some_seeds_have_no_ratio_there_is_neither_mean_nor_test(tmp_path: Path) -> None:
+    """Where earlier tasks gained there is no SPR; a mean of what is left would be one over the seeds that did worse."""
     write_comparison(tmp_path, seeds=3)
     before = only(tmp_path).row(CI, SPR)
     path = tmp_path / "host" / "seed-1" / "results.json"
@@ -111,18 +113,19 @@ def test_seeds_without_a_ratio_are_named_and_counted_by_nothing(tmp_path: Path) 
     report = read_report([tmp_path])
     after = report.pairings[0].row(CI, SPR)
     assert after.values["host"] == before.values["host"] | {1: None}
-    assert (before.test.pairs, after.test.pairs) == (3, 2)
-    assert after.mean["host"] == pytest.approx(mean([before.values["host"][seed] for seed in (0, 2)]))
+    assert (before.test.pairs, after.test.pairs) == (3, 0)
+    assert after.mean == after.deviation == {"host": None, "flashback": None}
+    assert after.test.difference is None
     assert report.seed_remarks == [
-        "icarl: SPR, class-incremental, has no value at some seeds (host: seed 1); mean, difference "
-        "and test leave them out."
+        "icarl: SPR, class-incremental, has no value at some seeds (host: seed 1), so neither mean nor test: the "
+        "others would be a choice by outcome."
     ]
     (line,) = [
         line
         for line in csv.DictReader(io.StringIO(csv_table(report)))
         if (line["setting"], line["metric"]) == (CI, SPR)
     ]
-    assert (line["host_seeds"], line["flashback_seeds"], line["pairs"]) == ("2", "3", "2")
+    assert (line["host_seeds"], line["flashback_seeds"], line["pairs"]) == ("2", "3", "0")
     assert report.pairings[0].row(CI).test.pairs == 3
 
 
@@ -469,3 +472,14 @@ def test_runs_of_the_same_code_are_compared_without_a_word(tmp_path: Path) -> No
     report = read_report([tmp_path])
     assert [pairing.name for pairing in report.comparisons] == ["of-my-own"]
     assert report.code_remarks == []
+
+
+def test_a_run_that_went_on_with_other_code_is_named_wherever_it_is_reported(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    path = tmp_path / "host" / "seed-1" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"changed_on_resume": ["code"]}))
+    report = read_report([tmp_path])
+    said = "host/seed-1 went on after an interruption in other surroundings (code)."
+    assert report.code_remarks == [said]
+    assert said in markdown_tables(report)
+    assert said in html_page(report)

@@ -16,7 +16,7 @@ from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord
 from flashback.records.terms import ARMS, FLASHBACK, SETTINGS
-from flashback.reports.overview import against_cells, method_rows
+from flashback.reports.overview import against_cells, method_groups
 from flashback.reports.pairings import Report
 from flashback.reports.reading import Run
 from flashback.reports.words import (
@@ -166,13 +166,20 @@ def comparison_rows(comparison: Comparison, width: int, broken: str = "-") -> Ta
 
 
 def methods_table(report: Report, setting: str, metrics: Sequence[str]) -> Table:
-    """Every method with its means; of very many the best."""
-    rows = method_rows(report, setting, metrics)
+    """Every method with its means, in a block for every protocol; of very many the best."""
+    groups = method_groups(report, setting, metrics)
     title = f"{SETTING_TITLES[setting]}, best first"
     table = make_table(title, "method", "seeds", *(f"{TITLES[metric][0]}{arrow(metric)}" for metric in metrics))
-    for row in rows[:MOST]:
-        table.add_row(row.method.name, str(row.seeds), *row.cells)
-    more = f"; {len(rows) - MOST} more in the report" if len(rows) > MOST else ""
+    many = sum(map(len, groups.values())) > MOST
+    most = max(1, MOST // len(groups)) if many else MOST
+    for name, rows in groups.items():
+        if len(groups) > 1:
+            table.add_section()
+            table.add_row(Text(f"on {name}", style="bold"))
+        for row in rows[:most]:
+            table.add_row(row.method.name, str(row.seeds), *row.cells)
+    left = sum(len(rows[most:]) for rows in groups.values())
+    more = f"; {left} more in the report" if left else ""
     table.caption, table.caption_justify = f"mean ± deviation over seeds{more}; ↓ less is better", "left"
     return table
 

@@ -38,7 +38,7 @@ from flashback.recipes import config_from_dict
 from flashback.records import write_atomically
 from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
-from flashback.reports.pairings import Pairing, Report
+from flashback.reports.pairings import Pairing, Report, resumed_otherwise
 from flashback.reports.printed import (
     hosts_with_similarity,
     implied_new_task_accuracies,
@@ -136,12 +136,7 @@ def introduction(evidence: Evidence) -> Lines:
     if runs:
         made = [f"{title} {', '.join(found)}" for title, found in surroundings(runs).items() if found]
         lines += ["", f"{', '.join([plural(len(runs), 'run'), *made])}."]
-        changed = {run.name: run.record.run.get("changed_on_resume") or [] for run in runs}
-        lines += bullets(
-            f"{name} went on after an interruption in other surroundings ({', '.join(what)})."
-            for name, what in changed.items()
-            if what
-        )
+        lines += bullets(resumed_otherwise(runs))
     return lines
 
 

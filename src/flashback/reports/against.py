@@ -12,6 +12,7 @@ from flashback.metrics.statistics import holm
 from flashback.records import RunRecord, differing_keys
 from flashback.records.terms import FLASHBACK, HOST, SETTINGS
 from flashback.reports.departures import flat_settings
+from flashback.reports.naming import protocol
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.reading import Run
 from flashback.reports.words import SETTING_TITLES
@@ -102,7 +103,7 @@ def allowed(bases: Sequence[Pairing], method: Pairing) -> list[Pairing]:
 def obstacles(base: Pairing, method: Pairing) -> list[str]:
     """Why two methods cannot be tested against each other: not the same tasks or seeds, or not the same memory."""
     one, two = base.any_run, method.any_run
-    data = [*differing_keys(one.settings["benchmark"], two.settings["benchmark"]), *differing_keys(one.data, two.data)]
+    data = differing_keys(protocol(one), protocol(two))
     memory = [key for key in common_differences(one, two) if key.startswith(MEMORY)] if one.host != two.host else []
     found = [f"{', '.join([*data, *memory])} differs"] if data or memory else []
     common = {seed for _, seed in base.runs} & {seed for _, seed in method.runs}

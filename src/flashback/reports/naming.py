@@ -9,7 +9,7 @@ from typing import Any
 
 from flashback.recipes import KINDS
 from flashback.records.terms import FLASHBACK
-from flashback.reports.departures import BESIDE, changes, flat_settings
+from flashback.reports.departures import BESIDE, WHOLE, changes, flat_settings
 from flashback.reports.reading import Run
 from flashback.reports.words import ARM_TITLES, plural, written
 
@@ -50,8 +50,39 @@ def name_pairs(pairs: Sequence[Runs], with_arm: bool = False) -> list[str]:
 
     `with_arm` is for single arms, which are then told apart by it.
     """
-    several = len({run.benchmark for runs in pairs for run in runs.values()}) > 1
-    described = with_codes([describe(runs, several, with_arm) for runs in pairs])
+    protocols = [protocol(next(iter(runs.values()))) for runs in pairs]
+    return told_apart(with_codes([describe(runs, protocols, with_arm) for runs in pairs]))
+
+
+def name_protocols(protocols: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The benchmark of each and, where there are several on it, in what they depart from it: first 2 tasks, order 3."""
+    return told_apart(
+        [
+            Described(
+                Path(own["name"]).stem,
+                {**own, DATA: str(own["data_checksum"])[:DIGITS], ORDER: own["class_order"]},
+                varied(own, protocols),
+            )
+            for own in protocols
+        ]
+    )
+
+
+def protocol(run: Run) -> dict[str, Any]:
+    """What a run learned and was tested on. Only where all of it is the same can one method be better than another."""
+    return {**run.settings["benchmark"], **run.data}
+
+
+def varied(own: Mapping[str, Any], protocols: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings of a benchmark that others on it do not share; where none is set, there is nothing to say."""
+    rivals = [other for other in protocols if other["name"] == own["name"]]
+    settings = [key for key in own if key not in ("data_checksum", "class_order")]  # these only where no setting tells
+    given = [key for key in settings if own[key] != WHOLE.get(f"benchmark.{key}")]
+    return [key for key in given if any(other.get(key) != own[key] for other in rivals)]
+
+
+def told_apart(described: Sequence[Described]) -> list[str]:
+    """The name of each; those that would share one get longer ones."""
     names = [one.name() for one in described]
     for name in {name for name in names if names.count(name) > 1}:
         alike = [k for k, other in enumerate(names) if other == name]
@@ -60,8 +91,9 @@ def name_pairs(pairs: Sequence[Runs], with_arm: bool = False) -> list[str]:
     return unique(names)
 
 
-def describe(runs: Runs, several: bool, with_arm: bool = False) -> Described:
+def describe(runs: Runs, protocols: Sequence[Mapping[str, Any]], with_arm: bool = False) -> Described:
     """Of a report on several benchmarks with its own; else the report says once which it is."""
+    several = len({own["name"] for own in protocols}) > 1
     run = list(runs.values())[-1]  # of the flashback arm, where there is one
     changed, settings = changes(runs.values()), flat_settings(run)
     named = ["recipe"] if run.recipe in KINDS[1:] else []
@@ -69,8 +101,9 @@ def describe(runs: Runs, several: bool, with_arm: bool = False) -> Described:
     method, implied = (f"{run.host} with ANCL", ANCL) if is_ancl(settings) else (f"{run.host}{arm}", ())
     title = f"{method} on {Path(run.benchmark).stem}" if several else method
     data = {DATA: str(run.data["data_checksum"])[:DIGITS], ORDER: run.data["class_order"], CODE: short_code(run)}
-    keys = [*named, *(key for key in changed if key not in implied)]
-    return Described(title, data | settings | changed, in_order(keys))
+    learned = [f"benchmark.{key}" for key in varied(protocol(run), protocols)]
+    keys = dict.fromkeys([*named, *learned, *(key for key in changed if key not in implied)])
+    return Described(title, data | settings | changed, in_order(list(keys)))
 
 
 def with_codes(described: Sequence[Described]) -> list[Described]:
@@ -111,8 +144,9 @@ def in_order(keys: Sequence[str]) -> list[str]:
 
 
 def setting_in_words(key: str, value: Any) -> str:
-    if key in ("benchmark.tasks", "training.epochs") and isinstance(value, int):
-        return plural(value, key.split(".")[1].removesuffix("s"))
+    if key in ("tasks", "benchmark.tasks", "training.epochs") and isinstance(value, int):
+        amount = plural(value, key.split(".")[-1].removesuffix("s"))
+        return f"first {amount}" if key == "tasks" else amount  # of a protocol: larger tasks are fewer too
     text = written(value)
     short = text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
     return f"{key.removeprefix('benchmark.') if key in FIRST else key} {short}"

@@ -23,7 +23,7 @@ AGAINST_NOTE = (
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method, its number of seeds, and mean ± deviation of each metric; the best of its benchmark are marked."""
+    """A method, its number of seeds, and mean ± deviation of each metric; the best of its protocol are marked."""
 
     method: Pairing
     seeds: int
@@ -31,29 +31,32 @@ class MethodRow:
     best: list[bool]
 
 
-def method_rows(report: Report, setting: str, metrics: Sequence[str]) -> list[MethodRow]:
-    """Every method once, on each benchmark best first by the average accuracy of the setting."""
-    best = best_means(report, setting, metrics)
-    rows = []
+def method_groups(report: Report, setting: str, metrics: Sequence[str]) -> dict[str, list[MethodRow]]:
+    """Every method once, by the name of its protocol: other tasks or images are harder or easier, not a contest."""
+    groups: dict[str, list[Pairing]] = {}
     for method in report.ranked(setting):
+        groups.setdefault(report.protocols[method.protocol], []).append(method)
+    return {name: method_rows(methods, setting, metrics) for name, methods in groups.items()}
+
+
+def method_rows(methods: Sequence[Pairing], setting: str, metrics: Sequence[str]) -> list[MethodRow]:
+    best = best_means(methods, setting, metrics)
+    rows = []
+    for method in methods:
         found = {metric: method.measured(setting, metric) for metric in metrics}
-        marks = [
-            not method.is_bound and number(mean) == best.get((method.any_run.benchmark, metric))
-            for metric, (mean, _) in found.items()
-        ]
+        marks = [not method.is_bound and number(mean) == best.get(metric) for metric, (mean, _) in found.items()]
         rows.append(MethodRow(method, len(method.runs), [spread(*both) for both in found.values()], marks))
     return rows
 
 
-def best_means(report: Report, setting: str, metrics: Sequence[str]) -> dict[tuple[str, str], str]:
-    """By benchmark and metric, as tables show it; where all are the same, none is the best."""
+def best_means(methods: Sequence[Pairing], setting: str, metrics: Sequence[str]) -> dict[str, str]:
+    """By metric, as tables show it; where all are the same, none is the best."""
     best = {}
-    for benchmark in report.benchmarks:
-        rivals = [one for one in report.methods if one.any_run.benchmark == benchmark and not one.is_bound]
-        for metric in metrics:
-            known = [mean for one in rivals if (mean := one.measured(setting, metric)[0]) is not None]
-            if len(set(map(number, known))) > 1:
-                best[benchmark, metric] = number((max if HIGHER_IS_BETTER[metric] else min)(known))
+    rivals = [one for one in methods if not one.is_bound]
+    for metric in metrics:
+        known = [mean for one in rivals if (mean := one.measured(setting, metric)[0]) is not None]
+        if len(set(map(number, known))) > 1:
+            best[metric] = number((max if HIGHER_IS_BETTER[metric] else min)(known))
     return best
 
 

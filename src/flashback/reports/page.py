@@ -23,7 +23,7 @@ from flashback.reports.markup import (
     scrolling,
     table,
 )
-from flashback.reports.overview import AGAINST_HEAD, AGAINST_NOTE, OVERVIEW, against_cells, method_rows
+from flashback.reports.overview import AGAINST_HEAD, AGAINST_NOTE, OVERVIEW, MethodRow, against_cells, method_groups
 from flashback.reports.pairings import Outcome, Pairing, Report
 from flashback.reports.payload import payload
 from flashback.reports.sections import budget, paper, runs, statistics
@@ -199,28 +199,26 @@ def badge(text: str, warn: bool = False) -> Html:
 
 
 def methods(report: Report) -> Html:
-    """Every method in a row."""
+    """Every method in a row, in a table for every protocol."""
     if not report.has_overview:
         return Html()
-    rows: dict[str, list[Html]] = {
-        setting: [
-            row(one.method.name, [], [str(one.seeds), *map(mean_cell, one.cells, one.best)])
-            for one in method_rows(report, setting, report.metrics)
-        ]
-        for setting in SETTINGS
-    }
+    groups = {setting: method_groups(report, setting, report.metrics) for setting in SETTINGS}
     columns = ("method", "seeds", *map(heading, report.metrics))
     about = (
         "Mean ± sample deviation over seeds, in percent; best first by average accuracy, the best of each metric in "
         "bold. An arrow says which way is better. Methods that learned all tasks at once are bounds and never bold."
     )
-    return join(
-        [
-            table(columns, rows, texts=1, title="Methods", name="methods-table"),
-            note(about),
-            *map(note, report.value_remarks),
-        ]
-    )
+    parts = []
+    for k, name in enumerate(report.protocols.values()):
+        rows = {setting: list(map(method_row, groups[setting][name])) for setting in SETTINGS}
+        title = f"Methods on {name}" if len(report.protocols) > 1 else "Methods"
+        parts += [element("h3", title)] if len(report.protocols) > 1 else []
+        parts.append(table(columns, rows, texts=1, title=title, name=f"methods-table{k or ''}"))
+    return join([*parts, note(about), *map(note, report.value_remarks)])
+
+
+def method_row(one: MethodRow) -> Html:
+    return row(one.method.name, [], [str(one.seeds), *map(mean_cell, one.cells, one.best)])
 
 
 def mean_cell(text: str, best: bool) -> Html:

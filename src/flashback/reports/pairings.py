@@ -18,7 +18,7 @@ from flashback.recipes.catalogue import AS_PUBLISHED
 from flashback.records import RunRecord, differing_keys
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.departures import changes, is_whole
-from flashback.reports.naming import name_pairs, short_code
+from flashback.reports.naming import name_pairs, name_protocols, protocol, short_code
 from flashback.reports.printed import Printed, printed_for
 from flashback.reports.reading import Found, Run, Similarity, find
 from flashback.reports.series import mean_matrix
@@ -102,6 +102,11 @@ class Pairing:
     @property
     def tasks(self) -> int:
         return self.any_run.tasks
+
+    @cached_property
+    def protocol(self) -> str:
+        """Equal for methods that learned and were tested on the same."""
+        return canonical({key: value for key, value in protocol(self.any_run).items() if value is not None})
 
     @cached_property
     def is_whole(self) -> bool:
@@ -222,6 +227,16 @@ class Pairing:
         return tabulate(records, self.seeds, setting, metric)
 
 
+def resumed_otherwise(runs: Iterable[Run]) -> list[str]:
+    """The runs that are not what their settings and surroundings alone make of them."""
+    changed = {run.name: run.record.run.get("changed_on_resume") or [] for run in runs}
+    return [
+        f"{name} went on after an interruption in other surroundings ({', '.join(what)})."
+        for name, what in changed.items()
+        if what
+    ]
+
+
 @dataclass(frozen=True)
 class Report:
     """What there is to report: the pairings, and what was found beside them."""
@@ -248,11 +263,17 @@ class Report:
         distinct = list({tuple(run.name for run in runs.values()): runs for runs in arms}.values())
         return list(map(Pairing, name_pairs(distinct, with_arm=True), distinct))
 
+    @cached_property
+    def protocols(self) -> dict[str, str]:
+        """Each with its name, by benchmark; of one benchmark that of whole runs first."""
+        known = {one.protocol: protocol(one.any_run) for one in self.pairings}
+        ordered = sorted(known, key=lambda one: str(known[one]["name"]))
+        return dict(zip(ordered, name_protocols([known[one] for one in ordered]), strict=True))
+
     def ranked(self, setting: str) -> list[Pairing]:
-        """The methods, on each benchmark best first by average accuracy."""
-        order = {
-            method.name: (method.any_run.benchmark, -(method.measured(setting)[0] or 0)) for method in self.methods
-        }
+        """The methods, on each protocol best first by average accuracy."""
+        place = {one: k for k, one in enumerate(self.protocols)}
+        order = {one.name: (place[one.protocol], -(one.measured(setting)[0] or 0)) for one in self.methods}
         return sorted(self.methods, key=lambda method: order[method.name])
 
     @property
@@ -306,7 +327,7 @@ class Report:
 
     @property
     def code_remarks(self) -> list[str]:
-        """Runs that would be one comparison, had the files of their host or net been the same."""
+        """Runs that would be a comparison, had the files of their host or net been the same; and runs of two codes."""
         alike: dict[str, list[Run]] = {}
         for run in self.runs:
             alike.setdefault(canonical(but_for_code(run)), []).append(run)
@@ -314,7 +335,7 @@ class Report:
         for runs in alike.values():
             if len(own := {short_code(run) for run in runs}) > 1:
                 codes.setdefault(runs[0].host, set()).update(own)
-        return [
+        return [*resumed_otherwise(self.runs)] + [
             f"{host}: its runs were made with different code ({', '.join(sorted(own))}), so they are not compared with "
             "each other; run those of the old code again in another folder."
             for host, own in codes.items()

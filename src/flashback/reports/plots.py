@@ -58,12 +58,12 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
 
     for setting in SETTINGS:
         save(plot_answers(report, setting), folder, f"answers-{SETTING_TITLES[setting]}")
-        for benchmark in report.benchmarks:
-            name = folder_name(f"methods {Path(benchmark).stem} {SETTING_TITLES[setting]}", taken)
-            save(plot_methods(report, benchmark, setting), folder, name)
-        for (benchmark, key), methods in grids(report).items():
-            name = folder_name(f"{key} {Path(benchmark).stem} {SETTING_TITLES[setting]}", taken)
-            save(plot_grid(methods, key, setting), folder, name)
+        for where in report.protocols.values():
+            name = folder_name(f"methods {where} {SETTING_TITLES[setting]}", taken)
+            save(plot_methods(report, where, setting), folder, name)
+        for (where, key), methods in grids(report).items():
+            name = folder_name(f"{key} {where} {SETTING_TITLES[setting]}", taken)
+            save(plot_grid(methods, key, setting, where), folder, name)
     alone = f" on {Path(report.benchmarks[0]).stem}" if len(report.benchmarks) == 1 else ""  # names then leave it out
     for pairing in report.pairings:
         place = folder / folder_name(pairing.name + alone, taken)
@@ -134,9 +134,9 @@ def plot_answers(report: Report, setting: str) -> Figure | None:
     return figure
 
 
-def plot_methods(report: Report, benchmark: str, setting: str) -> Figure | None:
-    """Accuracy after every task, a colour for each method; one that saw all tasks at once has its end alone."""
-    methods = [pairing for pairing in report.pairings if pairing.any_run.benchmark == benchmark]
+def plot_methods(report: Report, where: str, setting: str) -> Figure | None:
+    """Accuracy after every task of a protocol, a colour for each method; one that saw all at once has its end alone."""
+    methods = [pairing for pairing in report.pairings if report.protocols[pairing.protocol] == where]
     if len(methods) < 2:
         return None
     hosts = Counter(pairing.any_run.host for pairing in methods)
@@ -155,7 +155,7 @@ def plot_methods(report: Report, benchmark: str, setting: str) -> Figure | None:
     for arm in ARMS:
         axes.plot([], [], color="0.4", linestyle=LOOKS[arm]["linestyle"], label=ARM_TITLES[arm])
     axes.set(xlabel="tasks learned", ylabel=f"average accuracy, % ({SETTING_TITLES[setting]})")
-    axes.set_title(shown(Path(benchmark).stem), fontsize="medium")
+    axes.set_title(shown(where), fontsize="medium")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
@@ -163,7 +163,10 @@ def plot_methods(report: Report, benchmark: str, setting: str) -> Figure | None:
 
 
 def grids(report: Report) -> dict[tuple[str, str], list[Pairing]]:
-    """The methods of hosts of which one number alone was varied, by benchmark and the key of that number."""
+    """The methods of hosts of which one number alone was varied, by protocol and the key of that number.
+
+    Where the number is one of the protocol, as that of tasks, they are all on one benchmark.
+    """
     hosts: dict[tuple[str, str], list[Pairing]] = {}
     for method in report.methods:
         hosts.setdefault((method.any_run.benchmark, method.any_run.host), []).append(method)
@@ -171,7 +174,9 @@ def grids(report: Report) -> dict[tuple[str, str], list[Pairing]]:
     for (benchmark, _), methods in hosts.items():
         varying = varying_settings(run for method in methods for run in method.runs.values())
         if len(varying) == 1 and all(type(value) in (int, float) for value in values_of(varying[0], methods)):
-            found.setdefault((benchmark, varying[0]), []).extend(methods)
+            same = len({method.protocol for method in methods}) == 1
+            where = report.protocols[methods[0].protocol] if same else Path(benchmark).stem
+            found.setdefault((where, varying[0]), []).extend(methods)
     return found
 
 
@@ -180,7 +185,7 @@ def values_of(key: str, methods: Iterable[Pairing]) -> list[Any]:
     return [value for one in methods if (value := settings_in(one.any_run, [key])[key]) is not None]
 
 
-def plot_grid(methods: Sequence[Pairing], key: str, setting: str) -> Figure:
+def plot_grid(methods: Sequence[Pairing], key: str, setting: str, where: str = "") -> Figure:
     """Accuracy against a setting, mean and deviation over seeds; a host that does not have it is a level line."""
     figure, (axes,) = new_figure(5.5, 3.6)
     for k, host in enumerate(dict.fromkeys(method.any_run.host for method in methods)):
@@ -201,7 +206,7 @@ def plot_grid(methods: Sequence[Pairing], key: str, setting: str) -> Figure:
     least, most = min(values_of(key, methods)), max(values_of(key, methods))
     axes.set_xscale("log" if least > 0 and most >= LOGARITHMIC * least else "linear")
     axes.set(xlabel=shown(key), ylabel=f"average accuracy, % ({SETTING_TITLES[setting]})")
-    axes.set_title(shown(Path(methods[0].any_run.benchmark).stem), fontsize="medium")
+    axes.set_title(shown(where), fontsize="medium")
     axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     return figure

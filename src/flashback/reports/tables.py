@@ -10,7 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.against import tested_against, untested
 from flashback.reports.markdown import plain, table_lines
-from flashback.reports.overview import AGAINST_HEAD, AGAINST_NOTE, OVERVIEW, against_cells, method_rows, tests_against
+from flashback.reports.overview import (
+    AGAINST_HEAD,
+    AGAINST_NOTE,
+    OVERVIEW,
+    MethodRow,
+    against_cells,
+    method_groups,
+    tests_against,
+)
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.printed import inconsistencies, notes_on, references_beside
 from flashback.reports.reading import Run
@@ -60,7 +68,7 @@ def markdown_tables(report: Report) -> str:
             lines += [f"- {plain(report.singles_in_words)}."] if report.singles else []
             lines += ["", *markdown_table(Report(report.comparisons, [], {}, chosen=report.chosen), setting), ""]
         if report.has_overview:
-            lines += ["All methods, best first:", "", *markdown_methods(report, setting), ""]
+            lines += markdown_methods(report, setting)
         lines += markdown_against(report, setting)
     lines += [f"{PERCENT}{BRACKETS if report.comparisons else ''}. Arrows say which way is better."]
     said = [*report.seed_remarks, *report.value_remarks, *remarks(report)]
@@ -77,8 +85,15 @@ def markdown_table(report: Report, setting: str) -> list[str]:
 
 
 def markdown_methods(report: Report, setting: str) -> list[str]:
-    rows = [[row.method.name, str(row.seeds), *row.cells] for row in method_rows(report, setting, report.metrics)]
-    return table_lines(["method", "seeds", *map(heading, report.metrics)], rows)
+    """A table for every protocol."""
+    lines = []
+    groups = method_groups(report, setting, report.metrics)
+    for name, group in groups.items():
+        where = f" on {plain(name)}" if len(groups) > 1 else ""
+        rows = [[row.method.name, str(row.seeds), *row.cells] for row in group]
+        table = table_lines(["method", "seeds", *map(heading, report.metrics)], rows)
+        lines += [f"All methods{where}, best first:", "", *table, ""]
+    return lines
 
 
 def markdown_against(report: Report, setting: str) -> list[str]:
@@ -138,16 +153,22 @@ def said_once(block: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def latex_methods(report: Report, setting: str) -> str:
-    groups: dict[str, list[str]] = {}
-    for row in method_rows(report, setting, report.metrics):
-        cells = [
-            rf"\textbf{{{latex(cell)}}}" if best else latex(cell)
-            for cell, best in zip(row.cells, row.best, strict=True)
-        ]
-        line = latex_line([latex(row.method.name), str(row.seeds), *cells])
-        groups.setdefault(row.method.any_run.benchmark, []).append(line)
+    groups = {
+        name: list(map(latex_method, rows)) for name, rows in method_groups(report, setting, report.metrics).items()
+    }
     about, head = "; the best of each metric in bold", ["method", "seeds"]
+    if len(groups) > 1:  # each under a line with its name
+        about += " within each block"
+        span = rf"    \multicolumn{{{len(head) + len(report.metrics)}}}{{l}}"
+        groups = {name: [rf"{span}{{\emph{{{latex(name)}}}}} \\", *rows] for name, rows in groups.items()}
     return latex_table(report, setting, f"methods-{setting}", about, report.value_remarks, head, list(groups.values()))
+
+
+def latex_method(row: MethodRow) -> str:
+    cells = [
+        rf"\textbf{{{latex(cell)}}}" if best else latex(cell) for cell, best in zip(row.cells, row.best, strict=True)
+    ]
+    return latex_line([latex(row.method.name), str(row.seeds), *cells])
 
 
 def latex_table(

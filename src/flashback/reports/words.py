@@ -69,7 +69,8 @@ def unvalued_seeds(comparison: Comparison, metrics: Collection[str] = TITLES) ->
         if partly:
             what = f"{TITLES[row.metric][0]}, {SETTING_TITLES[row.setting]}"
             said.append(
-                f"{what}, has no value at some seeds ({by_arm(partly)}); mean, difference and test leave them out."
+                f"{what}, has no value at some seeds ({by_arm(partly)}), so neither mean nor test: the others would be "
+                "a choice by outcome."
             )
     return said
 
