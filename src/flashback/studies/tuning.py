@@ -108,16 +108,15 @@ def tune(
     same = [value for choice, value in found.items() if config_of(choice) == alone]  # of the recipe's own values
     host_accuracy = same[0] if same else accuracy_of(alone, "host")
     shutil.rmtree(folder / SHARED, ignore_errors=True)
-    ranked = [dict(zip(space, choice, strict=True)) for choice in sorted(found, key=lambda choice: -found[choice])]
-    listed = [{**chosen, "accuracy": found[tuple(chosen.values())]} for chosen in ranked]
-    best = listed[0]["accuracy"]
+    best = max(found, key=lambda choice: found[choice])
+    chosen = dict(zip(space, best, strict=True))
     sources = {
         "given to flashback tune": {key: value for key, value in own.items() if key != HELD_OUT},
-        f"tuned on a validation split of the training images, {len(found)} choices": ranked[0],
+        f"tuned on a validation split of the training images, {len(found)} choices": chosen,
     }
-    note = f"validation average accuracy {best:.2f}, of the host alone {host_accuracy:.2f}"
+    note = f"validation average accuracy {found[best]:.2f}, of the host alone {host_accuracy:.2f}"
     path = write_recipe(folder / "recipe.yaml", alone, recipe, sources, note)
-    return Tuned(ranked[0], best, listed, path, host_accuracy, with_flashback)
+    return Tuned(chosen, found[best], ranked(found, space), path, host_accuracy, with_flashback)
 
 
 # ---------------------------------------------------------------- what to choose among
@@ -228,6 +227,12 @@ def needed_optuna() -> Any:
 
 
 # ---------------------------------------------------------------- what comes of it
+
+
+def ranked(found: Mapping[Choice, float], space: Space) -> list[dict[str, Any]]:
+    """All choices with their accuracy, the best first."""
+    best_first = sorted(found, key=lambda choice: -found[choice])
+    return [{**dict(zip(space, choice, strict=True)), "accuracy": found[choice]} for choice in best_first]
 
 
 def write_recipe(path: Path, base: RunConfig, recipe: str, sources: Mapping[str, Mapping[str, Any]], note: str) -> Path:
