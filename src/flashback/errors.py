@@ -20,7 +20,7 @@ ELSEWHERE = {  # where else names of a kind come from
 
 
 OTHER_NAMES = {  # what other libraries call a host, where likeness leads astray or nowhere
-    "host": {"derpp": "der++", "ewc_on": "oewc", "sgd": "finetune", "naive": "finetune", "hal": "er"},
+    "host": {"derpp": "der++", "ewc_on": "oewc", "sgd": "finetune", "naive": "finetune"},
 }
 
 

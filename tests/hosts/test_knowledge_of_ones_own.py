@@ -14,6 +14,7 @@ from flashback.hosts import HOSTS, Host
 from flashback.hosts.exemplars import ExemplarHost
 from flashback.hosts.stages import Step
 from flashback.knowledge import Knowledge, ReplayedTargets, Support, copy_state, squared_error
+from flashback.studies.checking import check_host
 from flashback.training.trainer import Trainer
 from helpers import forgetting, quick_flashback, quick_host, tiny_benchmark
 
@@ -121,6 +122,11 @@ def test_knowledge_that_the_host_keeps_is_not_filled_again() -> None:
     assert len(seen) == 2
     assert torch.equal(*seen)
     assert seen[0].abs().sum() > 0
+
+
+def test_nor_is_it_in_a_run_that_is_resumed() -> None:
+    """Which replays the allocation of a task that has begun, and does not begin it again."""
+    assert [check.problem for check in check_host("HoldsOnlyTheFirst") if not check.kept] == []
 
 
 def test_a_copied_network_stands_still_with_its_statistics() -> None:

@@ -25,6 +25,13 @@ from helpers import write_tiny
 SETTINGS: dict[str, Any] = {"training.epochs": 4, "training.batch_size": 100, "benchmark.tasks": 2}
 
 
+def write_record(config: Any, out: Path, accuracy: float) -> None:
+    out.mkdir(parents=True)
+    (out / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
+    (out / "run.json").write_text(json.dumps({"data_checksum": open_benchmark(config, None, sketch=True).checksum}))
+    (out / "results.json").write_text(json.dumps({"class_incremental": {"average_accuracy": accuracy}}))
+
+
 @pytest.fixture
 def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Runs that answer at once: best at alpha 0.1 and E1 = 1."""
@@ -34,11 +41,7 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         tried = config.flashback
         if tried.enabled:
             seen.append(config)
-        accuracy = 90 - 10 * abs(tried.alpha - 0.1) - tried.epochs if tried.enabled else 88.5
-        out.mkdir(parents=True)
-        (out / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
-        (out / "run.json").write_text(json.dumps({"data_checksum": open_benchmark(config, None, sketch=True).checksum}))
-        (out / "results.json").write_text(json.dumps({"class_incremental": {"average_accuracy": accuracy}}))
+        write_record(config, out, 90 - 10 * abs(tried.alpha - 0.1) - tried.epochs if tried.enabled else 88.5)
 
     monkeypatch.setattr(tuning, "run", run)
     return seen
@@ -210,11 +213,7 @@ def runs_of_the_host(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def run(config: Any, *, out: Path, **_: Any) -> None:
         seen.append(config)
-        accuracy = 80 - 10 * abs(config.training.lr - 0.3) + config.training.batch_size / 100
-        out.mkdir(parents=True)
-        (out / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
-        (out / "run.json").write_text(json.dumps({"data_checksum": open_benchmark(config, None, sketch=True).checksum}))
-        (out / "results.json").write_text(json.dumps({"class_incremental": {"average_accuracy": accuracy}}))
+        write_record(config, out, 80 - 10 * abs(config.training.lr - 0.3) + config.training.batch_size / 100)
 
     monkeypatch.setattr(tuning, "run", run)
     return seen

@@ -73,9 +73,10 @@ def in_short(evidence: Evidence) -> str:
     sure, tests = significant_differences(evidence)
     if tests:
         seeds = sorted({pairing.row(CLASS_INCREMENTAL).test.pairs for pairing in pairings})
+        where = ", ".join(sure) or f"none of {plural(len(pairings), 'host')}"
         said.append(
-            f"With the same settings and steps flashback changes average accuracy detectably for {enumerated(sure)} of "
-            f"{plural(len(pairings), 'host')} ({' or '.join(map(str, seeds))} seeds)."
+            f"With the same settings and steps flashback changes average accuracy detectably for {where} "
+            f"({' or '.join(map(str, seeds))} seeds)."
         )
     traded = [pairing.name for pairing in pairings if trades(pairing)]
     if traded:
@@ -84,7 +85,8 @@ def in_short(evidence: Evidence) -> str:
     for host, gain in gains_without_flashback(evidence):
         said.append(
             f"The gain that the paper prints for {host} ({gain}) appears without flashback, once the learning rate of "
-            "the host falls as the authors let it fall only with flashback (one seed)."
+            "the host falls as the authors let it fall only with flashback "
+            f"({plural(len(evidence.differences.seeds), 'seed')})."
         )
     return " ".join(said)
 

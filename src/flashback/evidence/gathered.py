@@ -30,7 +30,6 @@ from flashback.reports.words import written
 
 AA, FORGETTING, LEARNING = "average_accuracy", "forgetting", "mean_new_task_accuracy"
 SHORTER = "shorter"  # the host alone with the epochs of phase 2
-CONSTANT = "constant"
 NEAR = 2.0  # points of accuracy within which a host counts as that of a publication
 
 
@@ -41,14 +40,19 @@ class Switched:
     words: str
     accuracy: float
     forgetting: float
-    first_task: float  # accuracy on it, when it was learned
+    first_task: float
     seeds: int
 
     @classmethod
     def of(cls, words: str, records: Sequence[RunRecord]) -> Switched:
         measured = [record.results[CLASS_INCREMENTAL] for record in records]
         accuracy, forgetting = (fmean(one[metric] for one in measured) for metric in (AA, FORGETTING))
-        return cls(words, accuracy, forgetting, fmean(one["matrix"][0][0] for one in measured), len(records))
+        return cls(words, accuracy, forgetting, on_first_task(records), len(records))
+
+
+def on_first_task(records: Sequence[RunRecord]) -> float:
+    """The accuracy on it when it was learned, before anything could be forgotten."""
+    return fmean(record.results[CLASS_INCREMENTAL]["matrix"][0][0] for record in records)
 
 
 def changes(before: Run, after: Run) -> str:
@@ -107,7 +111,7 @@ class Change:
         where = {(True, True): "falls", (False, True): "falls after the first task", (True, False): "falls at first"}
         settings = FlashbackConfig(**flashback)
         epochs = settings.split(training["epochs"]) if settings.enabled else (training["epochs"],)
-        return cls(settings.enabled, where.get((falls[0], falls[1]), CONSTANT), epochs)
+        return cls(settings.enabled, where.get((falls[0], falls[1]), "constant"), epochs)
 
     def since(self, base: Change) -> list[str]:
         """What was switched on since another run, in words."""

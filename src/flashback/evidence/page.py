@@ -23,11 +23,11 @@ from flashback.evidence.gathered import (
     Evidence,
     Precisions,
     Shorter,
-    Switched,
     Variant,
     accuracy,
     alpha,
     known,
+    on_first_task,
     on_old_tasks,
 )
 from flashback.evidence.grounds import above_the_floor, precision_in_words, similarity_in_words
@@ -214,7 +214,7 @@ def anchors(evidence: Evidence) -> Lines:
         judged = "not verified" if found.anchor.unverified else "yes" if found.near else "no"
         accuracies = [number(found.anchor.average_accuracy), spread(row.mean[HOST], row.deviation[HOST])]
         forgetting = [number(found.anchor.forgetting), number(found.here(FORGETTING))]
-        first = Switched.of("", [run.record for run in found.pairing.of(HOST)]).first_task
+        first = on_first_task([run.record for run in found.pairing.of(HOST)])
         values = [*accuracies, signed(found.difference), *forgetting, number(first)]
         rows.append([found.pairing.name, judged, *values, seeds_of(row)])
     head = ("host", f"within {NEAR:g} points", *ANCHOR_HEAD)

@@ -221,17 +221,12 @@ class Trial:
         return Ending.of(trainer)
 
     @cached_property
-    def looked_into(self) -> tuple[Ending, Gradients]:
-        gradients = Gradients()
+    def looked_into(self) -> tuple[Ending, Gradients, Still]:
+        gradients, still = Gradients(), Still()
         ending = self.train(
-            self.config(), change=lambda host, stage: self.still.watched(host, gradients.watched(host, stage))
+            self.config(), change=lambda host, stage: still.watched(host, gradients.watched(host, stage))
         )
-        return ending, gradients
-
-    @cached_property
-    def still(self) -> Still:
-        """Told by the run of the host alone."""
-        return Still()
+        return ending, gradients, still
 
     @property
     def alone(self) -> Ending:
@@ -241,6 +236,10 @@ class Trial:
     def gradients(self) -> Gradients:
         """Of the host alone."""
         return self.looked_into[1]
+
+    @property
+    def still(self) -> Still:
+        return self.looked_into[2]
 
     @cached_property
     def whole(self) -> Ending:
@@ -427,7 +426,7 @@ def is_held(trial: Trial) -> None:
 
 def stands_still(trial: Trial) -> None:
     """Stable knowledge stands still while a task is learned"""
-    if trial.alone and (moved := sorted(trial.still.moved)):
+    if moved := sorted(trial.still.moved):
         raise Broken(
             f"{' and '.join(moved[:3])} of self.stable changes from step to step; only begin() and end() may "
             "change it, and as a Knowledge it would be in evaluation mode by itself"
