@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 
-from flashback.errors import FlashbackError, unknown
+from flashback.errors import FlashbackError, require, unknown
 
 T = TypeVar("T")
 LARGEST_NUMBER = 2**63 - 1  # a whole number that torch and numpy can take
@@ -33,8 +33,8 @@ class BenchmarkConfig:
     validation: float = 0.0  # share of the training images that replaces the test images (for tuning)
 
     def check(self) -> None:
-        within(0.0 <= self.validation < 1.0, f"benchmark.validation is a share in [0, 1), not {self.validation}")
-        within(self.tasks is None or self.tasks >= 1, f"benchmark.tasks is at least 1, not {self.tasks}")
+        require(0.0 <= self.validation < 1.0, f"benchmark.validation is a share in [0, 1), not {self.validation}")
+        require(self.tasks is None or self.tasks >= 1, f"benchmark.tasks is at least 1, not {self.tasks}")
 
 
 @dataclass(frozen=True)
@@ -60,31 +60,31 @@ class TrainingConfig:
 
     def check(self) -> None:
         for name in ("epochs", "batch_size", "evaluation_batch"):
-            within(getattr(self, name) >= 1, f"training.{name} is at least 1, not {getattr(self, name)}")
-        within(self.first_epochs is None or self.first_epochs >= 1, "training.first_epochs is at least 1")
-        within(self.lr > 0, f"training.lr is above 0, not {self.lr}")
-        within(0 <= self.momentum < 1, f"training.momentum lies in [0, 1), not {self.momentum}")
-        within(self.weight_decay >= 0, f"training.weight_decay is not negative, not {self.weight_decay}")
+            require(getattr(self, name) >= 1, f"training.{name} is at least 1, not {getattr(self, name)}")
+        require(self.first_epochs is None or self.first_epochs >= 1, "training.first_epochs is at least 1")
+        require(self.lr > 0, f"training.lr is above 0, not {self.lr}")
+        require(0 <= self.momentum < 1, f"training.momentum lies in [0, 1), not {self.momentum}")
+        require(self.weight_decay >= 0, f"training.weight_decay is not negative, not {self.weight_decay}")
         self.check_optimiser()
-        within("none" not in self.views, "training.views: none stands alone; write none, or [], for no augmentation")
-        within(all(0 < m <= 1 for m in self.milestones), "training.milestones are shares of the epochs in (0, 1]")
-        within(self.gamma > 0, f"training.gamma is above 0, not {self.gamma}")
-        within(self.image_size is None or self.image_size >= 1, "training.image_size is at least 1")
+        require("none" not in self.views, "training.views: none stands alone; write none, or [], for no augmentation")
+        require(all(0 < m <= 1 for m in self.milestones), "training.milestones are shares of the epochs in (0, 1]")
+        require(self.gamma > 0, f"training.gamma is above 0, not {self.gamma}")
+        require(self.image_size is None or self.image_size >= 1, "training.image_size is at least 1")
 
     def check_optimiser(self) -> None:
         """Refuse also what the optimiser would ignore: whoever gives it expects it to act."""
         pair = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        within(pair, f"training.betas are two numbers in [0, 1), not {shown(list(self.betas))}")
-        within(self.eps > 0, f"training.eps is above 0, not {self.eps}")
+        require(pair, f"training.betas are two numbers in [0, 1), not {shown(list(self.betas))}")
+        require(self.eps > 0, f"training.eps is above 0, not {self.eps}")
         if self.optimiser == "sgd":
-            within(not self.nesterov or self.momentum > 0, "training.nesterov needs training.momentum above 0")
-            within(
+            require(not self.nesterov or self.momentum > 0, "training.nesterov needs training.momentum above 0")
+            require(
                 (self.betas, self.eps) == (TrainingConfig.betas, TrainingConfig.eps),
                 "training.betas and training.eps do nothing with sgd; leave them out, or choose another "
                 "training.optimiser",
             )
         else:
-            within(
+            require(
                 not self.momentum and not self.nesterov,
                 f"training.momentum and training.nesterov do nothing with {self.optimiser}; set training.momentum=0 "
                 "and training.nesterov=false",
@@ -104,11 +104,11 @@ class FlashbackConfig:
     alpha_schedule: Literal["constant", "rising", "falling"] = "constant"  # how alpha_p moves over phase 2
 
     def check(self) -> None:
-        within(self.epochs >= 0, f"flashback.epochs (E1) is not negative, not {self.epochs}")
-        within(self.second_epochs is None or self.second_epochs >= 1, "flashback.second_epochs (E2) is at least 1")
-        within(self.alpha >= 0, f"flashback.alpha (alpha_p) is not negative, not {self.alpha}")
-        within(self.phase1_stability >= 0, "flashback.phase1_stability is not negative")
-        within(0 <= self.start <= 1, f"flashback.start lies in [0, 1], not {self.start}")
+        require(self.epochs >= 0, f"flashback.epochs (E1) is not negative, not {self.epochs}")
+        require(self.second_epochs is None or self.second_epochs >= 1, "flashback.second_epochs (E2) is at least 1")
+        require(self.alpha >= 0, f"flashback.alpha (alpha_p) is not negative, not {self.alpha}")
+        require(self.phase1_stability >= 0, "flashback.phase1_stability is not negative")
+        require(0 <= self.start <= 1, f"flashback.start lies in [0, 1], not {self.start}")
 
     def split(self, epochs: int) -> tuple[int, int]:
         """E1 and E2 for a main stage of so many epochs."""
@@ -134,8 +134,8 @@ class CheckpointConfig:
     tasks: bool = False  # keep the model after every task, to be loaded later
 
     def check(self) -> None:
-        within(self.minutes >= 0, f"checkpoint.minutes is not negative, not {self.minutes}")
-        within(self.epochs >= 0, f"checkpoint.epochs is not negative, not {self.epochs}")
+        require(self.minutes >= 0, f"checkpoint.minutes is not negative, not {self.minutes}")
+        require(self.epochs >= 0, f"checkpoint.epochs is not negative, not {self.epochs}")
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,11 @@ class RunConfig:
     compile: bool | None = None  # on CUDA, compile the backbones of the captured step; None: when the run is long
 
     def check(self) -> None:
-        within(self.seed >= 0, f"the seed is {self.seed}; give one from 0")
+        require(self.seed >= 0, f"the seed is {self.seed}; give one from 0")
         for section in (self.host, self.benchmark, self.training, self.flashback, self.checkpoint):
             section.check()
         if self.flashback.enabled:
             self.flashback.split(self.training.epochs)
-
-
-def within(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise FlashbackError(sentence)
 
 
 def not_negative(settings: HostSettings, *names: str) -> None:
@@ -191,7 +186,7 @@ def at_least_one(settings: HostSettings, *names: str) -> None:
 def _bounded(settings: HostSettings, names: Sequence[str], holds: Callable[[Any], bool], rule: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        within(value is None or holds(value), f"host.{name} is {rule}, not {value}")
+        require(value is None or holds(value), f"host.{name} is {rule}, not {value}")
 
 
 # ---------------------------------------------------------------- mappings to dataclasses and back
@@ -213,7 +208,7 @@ def check_sections(values: Mapping[str, Any], host: type[HostSettings]) -> None:
     """A key without its section, such as `epochs`, is told the full ones."""
     for key in values.keys() - fields_of(RunConfig):
         homes = [f"'{home}'" for home in homes_of(key, host)]
-        within(not homes, f"unknown key '{key}'; did you mean {' or '.join(homes)}?")
+        require(not homes, f"unknown key '{key}'; did you mean {' or '.join(homes)}?")
 
 
 def homes_of(name: str, host: type[HostSettings]) -> list[str]:

@@ -28,6 +28,12 @@ class FlashbackError(Exception):
     """Bad input. The command line prints the message alone and exits with code 2."""
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise a FlashbackError with this message unless the condition holds."""
+    if not condition:
+        raise FlashbackError(message)
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     """The error for a name that does not exist, with the nearest one that does."""
     options = sorted(known)

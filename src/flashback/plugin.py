@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from flashback.benchmarks import Task
-from flashback.config import FlashbackConfig, build, shown, to_dict, within
-from flashback.errors import FlashbackError, unknown
+from flashback.config import FlashbackConfig, build, shown, to_dict
+from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts.base import HOW_TO_SAY_IT, Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.knowledge import Knowledge, Support
@@ -31,7 +31,7 @@ class Flashback:
     """Wraps a host: the same stages, with the main one split into phase 1 and phase 2."""
 
     def __init__(self, host: Host, settings: FlashbackConfig | None = None, **changes: Any) -> None:
-        within(
+        require(
             isinstance(host, Host),
             f"fb.Flashback wraps a host that stands alone, not {type(host).__name__}; build one with fb.build_host",
         )
@@ -41,7 +41,7 @@ class Flashback:
         for name in changes.keys() - known:
             raise unknown("setting of flashback", name, known)
         given = host.config.flashback if settings is None else settings
-        within(
+        require(
             isinstance(given, FlashbackConfig), f"settings of flashback go by name, as alpha=0.1, not {shown(given)}"
         )
         self.settings = build(FlashbackConfig, {**to_dict(given), **changes, "enabled": True}, "flashback.")
@@ -52,12 +52,12 @@ class Flashback:
                 f"{host.settings.name} keeps no knowledge of earlier tasks, so flashback has nothing to attach to; "
                 "run it without flashback"
             )
-        within(self.has_distance or host.memory is not None, self.no_distance())
+        require(self.has_distance or host.memory is not None, self.no_distance())
         if self.settings.support == "memory" and host.memory is None:
             raise FlashbackError(
                 f"flashback.support=memory needs a host with a memory; {host.settings.name} has none, use host or all"
             )
-        within(host.has_stability or self.settings.phase1_stability == 1, self.no_stability())
+        require(host.has_stability or self.settings.phase1_stability == 1, self.no_stability())
         self.snapshot: dict[str, Tensor] = {}
         self.plastic: Knowledge | None = None
         self.alpha = torch.zeros((), device=host.device)  # on the device, so that it may move during phase 2
@@ -71,7 +71,7 @@ class Flashback:
 
     def enter(self, task: Task) -> None:
         self.host.enter(task)
-        within(self.has_distance or self.support().samples == "memory", self.no_distance())
+        require(self.has_distance or self.support().samples == "memory", self.no_distance())
 
     def stages(self) -> list[Stage]:
         """The stages of the host; from the second task on, the main one in two phases."""
@@ -80,7 +80,7 @@ class Flashback:
             return stages
         main = sum(stage.main for stage in stages)
         name = self.host.settings.name
-        within(main == 1, f"flashback splits the main stage of a task in two, and {name} has {main} of them, not one")
+        require(main == 1, f"flashback splits the main stage of a task in two, and {name} has {main} of them, not one")
         return [phase for stage in stages for phase in (self.phases(stage) if stage.main else [stage])]
 
     def phases(self, main: Stage) -> list[Stage]:
@@ -97,7 +97,7 @@ class Flashback:
 
         def losses_without_plasticity(step: Any) -> Mapping[str, Tensor]:
             terms = dict(main.losses(step))
-            within("stability" in terms, self.no_stability())
+            require("stability" in terms, self.no_stability())
             return {**terms, "stability": self.settings.phase1_stability * terms["stability"]}
 
         def losses_with_plasticity(step: Any) -> Mapping[str, Tensor]:
@@ -173,7 +173,7 @@ class Flashback:
     @torch.no_grad()
     def flash_back(self) -> None:
         """Read the plastic knowledge from the primary model, then restore the snapshot, tensor by tensor, in place."""
-        within(bool(self.snapshot), "the checkpoint lacks the state to flash back to; start a new run")
+        require(bool(self.snapshot), "the checkpoint lacks the state to flash back to; start a new run")
         # Plastic targets answer the images of M_{t-1} (Eq. 10). Phase 1 may have replaced some of them, and phase 2
         # will give out its insertion stamps once more; so the memory goes back first.
         self.restore("memory.")

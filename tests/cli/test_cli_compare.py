@@ -22,7 +22,7 @@ from flashback.records import read_record
 from flashback.records.terms import ARMS
 from flashback.reports.words import TITLES
 from flashback.studies import jobs
-from flashback.studies.comparison import Comparison, NothingToCompare, Row, compare
+from flashback.studies.comparison import Comparison, NothingToCompareError, Row, compare
 from flashback.training import run as run_config
 from flashback.training.trainer import Trainer
 
@@ -182,7 +182,9 @@ def test_all_runs_failed(flashback: Command, tiny: list[str], monkeypatch: pytes
 @pytest.mark.usefixtures("tiny")
 def test_in_python_runs_that_all_failed_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "run", lambda config, **options: 1 / 0)
-    with pytest.raises(NothingToCompare, match=r"no pair to compare, .*\(host, seed 0 and 3 more: ZeroDivisionError"):
+    with pytest.raises(
+        NothingToCompareError, match=r"no pair to compare, .*\(host, seed 0 and 3 more: ZeroDivisionError"
+    ):
         compare("lwf-mc", "tiny.npz", seeds=2, out="out", **QUICK)
     failing = {0}
     monkeypatch.setattr(

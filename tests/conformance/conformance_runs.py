@@ -29,10 +29,10 @@ def method_of(
     return plugin(method.host) if flashback else method
 
 
-def run(method: Method, keeper: Any = None) -> Ending:
-    trainer = Trainer(method, method.host.benchmark, keeper=keeper)
-    if keeper is not None:
-        keeper.trainer = trainer
+def run(method: Method, checkpointer: Any = None) -> Ending:
+    trainer = Trainer(method, method.host.benchmark, checkpointer=checkpointer)
+    if checkpointer is not None:
+        checkpointer.trainer = trainer
     return Ending.of(trainer)
 
 
@@ -49,7 +49,7 @@ def assert_same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 class Watcher:
-    """A keeper that never saves, but is asked after every step."""
+    """A checkpointer that never saves, but is asked after every step."""
 
     trainer: Trainer
 

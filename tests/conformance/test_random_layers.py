@@ -40,12 +40,12 @@ def dropping_net() -> None:
 
 
 def train(
-    seed: int = 0, keeper: Checkpoints | None = None, state: RunState | None = None, **settings: Any
+    seed: int = 0, checkpointer: Checkpoints | None = None, state: RunState | None = None, **settings: Any
 ) -> dict[str, Tensor]:
     values = {"host__net": NET, "host__memory_size": 14, "seed": seed, "training__epochs": 4, **settings}
     benchmark = tiny_benchmark()
     config = quick_config("icarl", **{"flashback": True, **values})
-    trainer = Trainer(build_method(config, benchmark, "cpu"), benchmark, keeper=keeper)
+    trainer = Trainer(build_method(config, benchmark, "cpu"), benchmark, checkpointer=checkpointer)
     if state is not None:
         trainer.resume(state)
     trainer.run()
@@ -89,9 +89,9 @@ def test_what_others_draw_is_as_without_the_run() -> None:
 @pytest.mark.parametrize("net", NETWORKS)
 def test_a_resumed_run_draws_what_it_would_have(tmp_path: Path, moment: int, net: str) -> None:
     whole = train(host__net=net)
-    keeper = StopAt(tmp_path, moment)
+    checkpointer = StopAt(tmp_path, moment)
     with pytest.raises(Interrupted):
-        train(keeper=keeper, host__net=net)
+        train(checkpointer=checkpointer, host__net=net)
     torch.manual_seed(moment)
     assert equal(whole, train(state=Checkpoints(tmp_path, CheckpointConfig()).load(), host__net=net))
 

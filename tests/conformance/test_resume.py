@@ -103,16 +103,16 @@ def config_of(name: str) -> RunConfig:
     return quick_config(name, flashback=HOSTS[name].has_knowledge, **{**SETTINGS, **small_settings(name), **memory})
 
 
-def start(name: str, keeper: Checkpoints, log: list[str], state: RunState | None = None) -> dict[str, Any]:
+def start(name: str, checkpointer: Checkpoints, log: list[str], state: RunState | None = None) -> dict[str, Any]:
     """Train from the beginning or from a state, as a new process would. The log is cut as a folder cuts it."""
     benchmark = tiny_benchmark()
     trainer = Trainer(
         build_method(config_of(name), benchmark, "cpu"),
         benchmark,
         [lambda event: log.append(json.dumps(event))],
-        keeper,
+        checkpointer,
     )
-    keeper.log_size = lambda: len(log)
+    checkpointer.log_size = lambda: len(log)
     if state is not None:
         del log[state.values["log_bytes"] :]
         trainer.resume(state)
@@ -138,9 +138,9 @@ def assert_same(again: dict[str, Any], whole: dict[str, Any], where: object) -> 
 
 @pytest.fixture(scope="module", params=list(HOSTS))
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    keeper = Counting(tmp_path_factory.mktemp("whole"))
-    run = start(request.param, keeper, [])
-    return {"name": request.param, "moments": keeper.moments, **run}
+    checkpointer = Counting(tmp_path_factory.mktemp("whole"))
+    run = start(request.param, checkpointer, [])
+    return {"name": request.param, "moments": checkpointer.moments, **run}
 
 
 def chosen_moments(moments: list[Position]) -> set[int]:
@@ -152,8 +152,8 @@ def chosen_moments(moments: list[Position]) -> set[int]:
 def test_resumed_run_equals_the_run_never_stopped(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     name, log = uninterrupted["name"], list[str]()
     chosen = chosen_moments(uninterrupted["moments"])
-    keeper = KeepingAll(tmp_path, chosen)
-    assert_same(start(name, keeper, log), uninterrupted, "saving changes nothing")
+    checkpointer = KeepingAll(tmp_path, chosen)
+    assert_same(start(name, checkpointer, log), uninterrupted, "saving changes nothing")
     for moment in sorted(chosen):
         folder = tmp_path / str(moment)
         again = start(name, Counting(folder), list(log), load(folder))

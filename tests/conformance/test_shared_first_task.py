@@ -11,7 +11,7 @@ import torch
 
 from flashback.config import CheckpointConfig, RunConfig
 from flashback.hosts import HOSTS
-from flashback.training import Checkpoints, Interrupted, run, running, surroundings
+from flashback.training import Checkpoints, Interrupted, environment, run, running
 from flashback.training.trainer import Event
 from helpers import quick_config, small_settings, tiny_benchmark
 
@@ -99,7 +99,7 @@ def test_another_first_task_is_not_taken(changes: dict[str, Any], tmp_path: Path
     assert len(list(shared.iterdir())) == 2
 
 
-@pytest.mark.parametrize("what", ["surroundings", "data"])
+@pytest.mark.parametrize("what", ["environment", "data"])
 def test_other_surroundings_or_data_share_nothing(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "shared"
     train(config_of("lwf-mc", flashback=False), tmp_path / "host", shared)
@@ -108,7 +108,7 @@ def test_other_surroundings_or_data_share_nothing(what: str, tmp_path: Path, mon
         object.__setattr__(other, "checksum", "other")
         monkeypatch.setattr(running, "open_benchmark", lambda config, data: other)
     else:
-        monkeypatch.setattr(surroundings, "versions", lambda: {"torch": "another"})
+        monkeypatch.setattr(environment, "versions", lambda: {"torch": "another"})
     train(config_of("lwf-mc", flashback=True), tmp_path / "flashback", shared)
     assert not took_over(tmp_path / "flashback")
 
@@ -164,11 +164,11 @@ def test_a_run_that_took_its_first_task_over_resumes_and_still_says_so(tmp_path:
     assert_same_run(tmp_path / "flashback", tmp_path / "alone")
 
 
-@pytest.mark.filterwarnings("ignore:.*other surroundings")
+@pytest.mark.filterwarnings("ignore:.*other environment")
 def test_a_run_that_went_on_in_other_surroundings_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not what those surroundings alone would have made of its settings."""
+    """It is not what those environment alone would have made of its settings."""
     shared, config = tmp_path / "shared", config_of("lwf-mc", flashback=False, checkpoint__epochs=1)
 
     def stop(event: Event) -> None:
@@ -177,7 +177,7 @@ def test_a_run_that_went_on_in_other_surroundings_leaves_nothing(
 
     with pytest.raises(Interrupted):
         train(config, tmp_path / "host", observers=[stop])
-    monkeypatch.setattr(surroundings, "versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(environment, "versions", lambda: {"torch": "another"})
     train(config, tmp_path / "host", shared)
     assert facts_of(tmp_path / "host")["changed_on_resume"]
     assert not shared.exists()

@@ -119,7 +119,7 @@ def test_its_state_has_one_structure_from_the_start(optimiser: str) -> None:
 
 
 class Moments:
-    """A keeper that keeps one moment, and notes the optimiser after the first step of every stage."""
+    """A checkpointer that keeps one moment, and notes the optimiser after the first step of every stage."""
 
     trainer: Trainer
 
@@ -152,18 +152,22 @@ class Moments:
 @pytest.mark.parametrize("optimiser", ADAMS)
 def test_every_stage_starts_from_nothing(optimiser: str) -> None:
     """The first task, and the two phases of the two others."""
-    host, keeper = quick_flashback("lwf-mc", training__optimiser=optimiser, training__lr=0.01), Moments()
-    keeper.trainer = Trainer(host, host.host.benchmark, keeper=keeper)
-    keeper.trainer.run()
-    assert keeper.begun == [True] * 5
+    host, checkpointer = quick_flashback("lwf-mc", training__optimiser=optimiser, training__lr=0.01), Moments()
+    checkpointer.trainer = Trainer(host, host.host.benchmark, checkpointer=checkpointer)
+    checkpointer.trainer.run()
+    assert checkpointer.begun == [True] * 5
 
 
-def ended(optimiser: str, keeper: Moments, state: RunState | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def ended(
+    optimiser: str, checkpointer: Moments, state: RunState | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A run of iCaRL with flashback, from the beginning or from a state, as a new process would make it."""
     own = {"training__lr": 0.01, "training__weight_decay": 0.01, "training__epochs": 4, "flashback__epochs": 2}
     config = quick_config("icarl", True, training__optimiser=optimiser, host__memory_size=21, **own)
     benchmark = tiny_benchmark()
-    keeper.trainer = trainer = Trainer(build_method(config, benchmark, "cpu"), benchmark, keeper=keeper)
+    checkpointer.trainer = trainer = Trainer(
+        build_method(config, benchmark, "cpu"), benchmark, checkpointer=checkpointer
+    )
     if state is not None:
         trainer.resume(state)
     results = trainer.run().as_dict()

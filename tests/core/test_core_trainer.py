@@ -18,10 +18,10 @@ from flashback import Flashback, FlashbackError, Host, Trainer, evaluate, train
 from flashback.batches import Batch
 from flashback.benchmarks import Benchmark
 from flashback.hosts import Optimisation, Stage, Step
-from flashback.training import Interrupted, surroundings
+from flashback.training import Interrupted, environment
+from flashback.training.environment import SWITCHES, prepare_device, prepared_device, select_device
 from flashback.training.evaluation import evaluate_ahead
 from flashback.training.step import TrainingStep, build_optimiser, set_rate, total_loss
-from flashback.training.surroundings import SWITCHES, prepare_device, prepared_device, select_device
 from flashback.training.trainer import Position, RunState
 from helpers import quick_config, quick_flashback, quick_host, small_settings, tiny_benchmark
 
@@ -209,9 +209,9 @@ def test_every_stage_starts_without_momentum() -> None:
 
         def save(self, state: Any) -> None: ...
 
-    keeper = Momentum()
-    keeper.trainer, _ = trainer_of(host, keeper=keeper)
-    keeper.trainer.run()
+    checkpointer = Momentum()
+    checkpointer.trainer, _ = trainer_of(host, checkpointer=checkpointer)
+    checkpointer.trainer.run()
     assert begun == [True] * 5
 
 
@@ -243,13 +243,13 @@ def test_what_follows_an_epoch_follows_it_once_after_a_resume(at: Position) -> N
     """Stopped between the last of the three steps of an epoch and what follows them, or right after that."""
     heard: list[int] = []
 
-    def trainer_with(keeper: Any = None) -> Trainer:
+    def trainer_with(checkpointer: Any = None) -> Trainer:
         host = quick_host("finetune", tiny_benchmark((2,)), training__epochs=2)
         stage = host.main_stage(after_epoch=heard.append)
         host.__dict__["stages"] = lambda: [stage]
-        return trainer_of(host, keeper=keeper)[0]
+        return trainer_of(host, checkpointer=checkpointer)[0]
 
-    class Keeper:
+    class Checkpointer:
         state: RunState
 
         def due(self, position: Position) -> bool:
@@ -259,11 +259,11 @@ def test_what_follows_an_epoch_follows_it_once_after_a_resume(at: Position) -> N
             self.state = state
             raise Interrupted
 
-    keeper = Keeper()
+    checkpointer = Checkpointer()
     with pytest.raises(Interrupted):
-        trainer_with(keeper).run()
+        trainer_with(checkpointer).run()
     again = trainer_with()
-    again.resume(keeper.state)
+    again.resume(checkpointer.state)
     again.run()
     assert heard == [0, 1]
 
@@ -481,10 +481,10 @@ def test_the_commit_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.M
     git("init")
     git("add", "own.py")
     git("commit", "-m", "made")
-    monkeypatch.setattr(surroundings, "__file__", str(other))
-    assert surroundings.commit() is None
-    monkeypatch.setattr(surroundings, "__file__", str(own))
-    assert re.fullmatch("[0-9a-f]{40}", surroundings.commit() or "")
+    monkeypatch.setattr(environment, "__file__", str(other))
+    assert environment.commit() is None
+    monkeypatch.setattr(environment, "__file__", str(own))
+    assert re.fullmatch("[0-9a-f]{40}", environment.commit() or "")
 
 
 def test_a_host_that_was_looked_at_first_is_trained_as_any_other() -> None:

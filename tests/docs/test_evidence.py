@@ -8,7 +8,7 @@ from doc_pages import DOCS, ROOT
 
 from flashback.evidence import evidence_page
 from flashback.reports import read_report
-from flashback.studies.jobs import Place, is_finished
+from flashback.studies.jobs import RunContext, is_finished
 from flashback.studies.sweeps import plan, read_sweep, shipped_sweeps
 
 RESULTS = ROOT / "results"
@@ -28,7 +28,7 @@ def test_the_sweeps_count_the_records_as_done() -> None:
     sweeps = {"controlled": "evidence", "short-cifar100": "short"}
     done = 0
     for folder in (path for path in RESULTS.iterdir() if path.is_dir() and path.name not in ("cka", "tuned")):
-        jobs = plan(read_sweep(sweeps.get(folder.name, folder.name)), folder, Place(None, "cpu", None))
+        jobs = plan(read_sweep(sweeps.get(folder.name, folder.name)), folder, RunContext(None, "cpu", None))
         done += sum(map(is_finished, jobs))
     assert done == len([path for path in RESULTS.rglob("results.json") if "tuned" not in path.parts])
 

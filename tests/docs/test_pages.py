@@ -20,7 +20,7 @@ from flashback.hosts import HOSTS
 from flashback.metrics import summarise
 from flashback.recipes import KINDS, list_recipes
 from flashback.speed import read_bench, sheets
-from flashback.studies.jobs import Place
+from flashback.studies.jobs import RunContext
 from flashback.studies.sweeps import Part, plan, read_sweep, shipped_sweeps
 
 
@@ -105,7 +105,7 @@ def test_all_sweeps_are_listed() -> None:
     expected = {}
     for name in shipped_sweeps():
         sweep = read_sweep(name)
-        expected[name] = [str(len(plan(sweep, Path("out"), Place(None, "cpu", None)))), sweep.title]
+        expected[name] = [str(len(plan(sweep, Path("out"), RunContext(None, "cpu", None)))), sweep.title]
     assert {row[0]: row[1:] for row in rows(section(text_of("sweeps.md"), "Shipped sweeps"))} == expected
     keys = {row[0] for row in rows(section(text_of("sweeps.md"), "Sweep"))}
     assert keys == {"title", "parts", *(field.name for field in dataclasses.fields(Part))}

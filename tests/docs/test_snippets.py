@@ -27,7 +27,7 @@ from flashback.config import parse_assignment
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
 from flashback.speed import setup
-from flashback.studies.jobs import Place
+from flashback.studies.jobs import RunContext
 from flashback.studies.sweeps import plan, read_sweep, shipped_sweeps
 from flashback.training import building
 
@@ -161,7 +161,7 @@ def check(words: list[str]) -> None:
             settings=settings,
         )
     if words[0] == "sweep" and given["file"] in shipped_sweeps():
-        assert plan(read_sweep(given["file"]), Path("out"), Place(None, "cpu", None))
+        assert plan(read_sweep(given["file"]), Path("out"), RunContext(None, "cpu", None))
     if words[0] == "list":
         assert given["what"] is None or given["what"] in LISTS
     for host in given.get("hosts") or []:

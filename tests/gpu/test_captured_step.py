@@ -15,9 +15,9 @@ from flashback.config import CheckpointConfig, RunConfig
 from flashback.hosts import HOSTS, Step
 from flashback.hosts.lwf_mc import LwFMC
 from flashback.training import Checkpoints, Interrupted, Trainer, build_method
+from flashback.training.environment import prepare_device
 from flashback.training.fast import CapturedStep, make_step
 from flashback.training.step import set_rate
-from flashback.training.surroundings import prepare_device
 from flashback.training.trainer import Position, RunState
 from helpers import quick_config, tiny_benchmark
 
@@ -55,13 +55,13 @@ def config_of(name: str, **settings: Any) -> RunConfig:
 
 
 def train(
-    config: RunConfig, precision: str = "fp32", keeper: Checkpoints | None = None, state: RunState | None = None
+    config: RunConfig, precision: str = "fp32", checkpointer: Checkpoints | None = None, state: RunState | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[Any]]:
     device = torch.device("cuda")
     prepare_device(config, device, precision)
     benchmark = tiny_benchmark(per_class=25)
     events: list[Any] = []
-    trainer = Trainer(build_method(config, benchmark, device), benchmark, [events.append], keeper, precision)
+    trainer = Trainer(build_method(config, benchmark, device), benchmark, [events.append], checkpointer, precision)
     if state is not None:
         trainer.resume(state)
     result = trainer.run()
@@ -128,9 +128,9 @@ def test_captured_steps_with_adam_are_those_of_the_cpu(optimiser: str) -> None:
 
 def test_a_captured_run_with_adam_resumes_exactly(tmp_path: Path) -> None:
     config = config_of("icarl", compile=False, training__optimiser="adam", **ADAM)
-    keeper = StopAt(tmp_path / "whole", None)
-    whole = train(config, "bf16", keeper)
-    phase_2 = [k for k, at in enumerate(keeper.moments) if (at.task, at.stage, at.begun) == (1, 1, True)]
+    checkpointer = StopAt(tmp_path / "whole", None)
+    whole = train(config, "bf16", checkpointer)
+    phase_2 = [k for k, at in enumerate(checkpointer.moments) if (at.task, at.stage, at.begun) == (1, 1, True)]
     folder = tmp_path / "stopped"
     with pytest.raises(Interrupted):
         train(config, "bf16", StopAt(folder, phase_2[len(phase_2) // 2]))
@@ -147,13 +147,13 @@ def test_a_captured_run_with_dropout_equals_the_eager_run_and_resumes_exactly(na
     config = config_of(name, compile=False, host__net="cnn6", host__loss="ce_current", **adam)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        keeper = StopAt(tmp_path / "whole", None)
-        whole = train(config, keeper=keeper)
+        checkpointer = StopAt(tmp_path / "whole", None)
+        whole = train(config, checkpointer=checkpointer)
     eager = train(replace(config, capture=False))
     folder = tmp_path / "stopped"
     with pytest.raises(Interrupted):
-        train(config, keeper=StopAt(folder, len(keeper.moments) // 2))
-    again = train(config, keeper=StopAt(folder, None), state=Checkpoints(folder, CheckpointConfig()).load())
+        train(config, checkpointer=StopAt(folder, len(checkpointer.moments) // 2))
+    again = train(config, checkpointer=StopAt(folder, None), state=Checkpoints(folder, CheckpointConfig()).load())
     for other in (eager, again):
         assert other[0] == whole[0]
         assert all(torch.equal(other[1][key], tensor) for key, tensor in whole[1].items())
@@ -178,18 +178,18 @@ def test_a_hook_before_the_update_is_captured_too() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_resumed_captured_run_equals_the_run_never_stopped(name: str, precision: str, tmp_path: Path) -> None:
     config = config_of(name, compile=False)
-    keeper = StopAt(tmp_path / "whole", None)
-    whole = train(config, precision, keeper)
-    second = [k for k, position in enumerate(keeper.moments) if position.task == 1 and position.begun]
-    switch = next(k for k in second if keeper.moments[k].stage == 1)
+    checkpointer = StopAt(tmp_path / "whole", None)
+    whole = train(config, precision, checkpointer)
+    second = [k for k, position in enumerate(checkpointer.moments) if position.task == 1 and position.begun]
+    switch = next(k for k in second if checkpointer.moments[k].stage == 1)
     for moment in (second[len(second) // 5], switch, second[-2]):  # in phase 1, at the switch, near the end of phase 2
         folder = tmp_path / str(moment)
         with pytest.raises(Interrupted):
             train(config, precision, StopAt(folder, moment))
         again = train(config, precision, StopAt(folder, None), Checkpoints(folder, CheckpointConfig()).load())
-        assert again[0] == whole[0], keeper.moments[moment]
+        assert again[0] == whole[0], checkpointer.moments[moment]
         for key, tensor in whole[1].items():
-            assert torch.equal(again[1][key], tensor), (keeper.moments[moment], key)
+            assert torch.equal(again[1][key], tensor), (checkpointer.moments[moment], key)
 
 
 @pytest.mark.parametrize(("name", "net"), [("icarl", "smallcnn"), ("icarl-aanets", "smallcnn"), ("ewc", "cnn6")])

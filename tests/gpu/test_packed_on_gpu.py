@@ -10,8 +10,8 @@ import torch
 
 from flashback.config import to_dict
 from flashback.recipes import configure
-from flashback.studies.jobs import Job, Place, run_packed
-from flashback.training.surroundings import PORTION
+from flashback.studies.jobs import Job, RunContext, run_packed
+from flashback.training.environment import PORTION
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +22,7 @@ pytestmark = [
 def test_equal_runs_beside_others_end_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PORTION, "25")
     settings = {"benchmark.tasks": 2, "training.epochs": 2, "host.net": "resnet18"}
-    place = Place.of(None, "cuda", None, jobs=3)
+    place = RunContext.of(None, "cuda", None, jobs=3)
 
     def job(name: str, seed: int) -> Job:
         config = configure("icarl", "split-fashion-mini", settings={**settings, "seed": seed})

@@ -328,7 +328,7 @@ def test_classifiers_have_a_column_for_every_class_and_predict_only_what_was_met
 
 
 class EvaluatesAlways:
-    """A keeper that evaluates after every step, and never saves."""
+    """A checkpointer that evaluates after every step, and never saves."""
 
     def __init__(self, host, benchmark):
         self.host, self.benchmark, self.times = host, benchmark, 0
@@ -348,10 +348,10 @@ def test_evaluation_at_any_point_works_and_changes_nothing():
     results = []
     for watched in (False, True):
         method = quick_flashback("foster", benchmark, **SMALL)
-        keeper = EvaluatesAlways(method.host, benchmark) if watched else None
-        Trainer(method, benchmark, keeper=keeper).run()
+        checkpointer = EvaluatesAlways(method.host, benchmark) if watched else None
+        Trainer(method, benchmark, checkpointer=checkpointer).run()
         results.append(state_of(method.host))
-    assert keeper.times > 10
+    assert checkpointer.times > 10
     assert results[0].keys() == results[1].keys()
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 

@@ -421,7 +421,7 @@ def test_tiny_run_with_flashback():
 
 
 class OnceAt:
-    """A keeper that saves at one position."""
+    """A checkpointer that saves at one position."""
 
     def __init__(self, position):
         self.position, self.state = position, None
@@ -436,12 +436,12 @@ class OnceAt:
 
 def test_resuming_in_the_finetuning_equals_never_stopping():
     benchmark = tiny_benchmark()
-    keeper = OnceAt(Position(1, 1, begun=True, epoch=0, step=1))
+    checkpointer = OnceAt(Position(1, 1, begun=True, epoch=0, step=1))
     host = quick_host("lucir", benchmark, **HARSH)
-    Trainer(host, benchmark, keeper=keeper).run()
+    Trainer(host, benchmark, checkpointer=checkpointer).run()
     resumed = quick_host("lucir", benchmark, **HARSH)
     trainer = Trainer(resumed, benchmark)
-    trainer.resume(keeper.state)
+    trainer.resume(checkpointer.state)
     trainer.run()
     assert changed(state_of(host), resumed) == set()
 

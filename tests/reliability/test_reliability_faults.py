@@ -301,11 +301,11 @@ def test_damaged_checkpoints_do_not_count_as_kept(dataset: Path, tmp_path: Path,
     shutil.copytree(begun, folder)
     good, bad = sorted(path.stem for path in (folder / "checkpoint").glob("*.json"))
     cut_short(folder / "checkpoint" / f"{bad}.safetensors")
-    keeper = Checkpoints(folder / "checkpoint", CheckpointConfig())
+    checkpointer = Checkpoints(folder / "checkpoint", CheckpointConfig())
     with pytest.warns(UserWarning, match="passed over"):
-        state = keeper.load()
+        state = checkpointer.load()
     assert state is not None
-    keeper.write(state)
+    checkpointer.write(state)
     assert {path.stem for path in (folder / "checkpoint").iterdir()} == {good, f"{int(bad) + 1:06d}"}
 
 
@@ -370,7 +370,7 @@ def test_a_clock_that_jumps(
     config = icarl(dataset, NEVER)  # the jumps are longer, and must bring no checkpoint early
     saved: list[int] = []
     write = Checkpoints.write
-    monkeypatch.setattr(Checkpoints, "write", lambda keeper, state: (saved.append(1), write(keeper, state)))
+    monkeypatch.setattr(Checkpoints, "write", lambda checkpointer, state: (saved.append(1), write(checkpointer, state)))
     flashback.run(config, out=tmp_path / "run", device="cpu")
     assert looks > 5
     assert len(saved) == 1, "the last one"

@@ -31,7 +31,7 @@ from flashback.records import RunFolder, read_config, read_record
 from flashback.records.terms import FLASHBACK, HOST
 from flashback.reports.reading import Found, read_into
 from flashback.studies.comparison import conclude
-from flashback.studies.jobs import Job, Place
+from flashback.studies.jobs import Job, RunContext
 from flashback.training import Checkpoints, Trainer, build_method
 
 QUICK = settings(max_examples=int(os.environ.get("EXAMPLES", "60")), suppress_health_check=list(HealthCheck))
@@ -217,7 +217,7 @@ def test_any_change_of_a_record(
     shutil.copytree(finished[arm], folders[arm], ignore=shutil.ignore_patterns("checkpoint"))
     document = json.loads((folders[arm] / name).read_text())
     (folders[arm] / name).write_text(json.dumps(data.draw(changed(document))))
-    place = Place(None, "cpu", None)
+    place = RunContext(None, "cpu", None)
     planned = [Job(kind, 0, read_config(folder), folder, place) for kind, folder in folders.items()]
     with or_one_sentence():
         json.dumps(conclude(planned, {}, []).as_dict())

@@ -151,7 +151,7 @@ def test_a_part_that_is_a_link(tmp_path: Path, treasure: Path) -> None:
 
 
 def test_files_of_others_beside_the_checkpoints_stay(dataset: Path, run_folder: Path) -> None:
-    """Only numbered files are the keeper's own; no name it meets leads it anywhere."""
+    """Only numbered files are the checkpointer's own; no name it meets leads it anywhere."""
     place = run_folder / "checkpoint"
     others = [
         "best.safetensors",

@@ -26,7 +26,7 @@ from flashback.records import differing_keys, dotted
 from flashback.records.terms import ARMS, FLASHBACK
 from flashback.reports import Report, read_report
 from flashback.reports.words import number
-from flashback.studies.jobs import Job, Place
+from flashback.studies.jobs import Job, RunContext
 from flashback.studies.sweeps import plan, read_sweep
 
 SWEEPS = {
@@ -44,7 +44,7 @@ Shift = Callable[[Job], float]
 
 @cache
 def jobs_of(sweep: str) -> list[Job]:
-    return plan(read_sweep(sweep), Path("out"), Place(None, "cpu", None))
+    return plan(read_sweep(sweep), Path("out"), RunContext(None, "cpu", None))
 
 
 def gain(amount: float) -> Shift:
@@ -622,7 +622,7 @@ def test_the_best_weight_on_validation_images_is_a_third_arm(tmp_path: Path) -> 
     assert "flashback sweep tuned.yaml --data ~/data --out runs/tuned" in own
 
     (tmp_path / "tuned.yaml").write_text(own.split('title="tuned.yaml"\n')[1].split("```")[0])
-    jobs = plan(read_sweep(tmp_path / "tuned.yaml"), Path("out"), Place(None, "cpu", None))
+    jobs = plan(read_sweep(tmp_path / "tuned.yaml"), Path("out"), RunContext(None, "cpu", None))
     assert len(jobs) == 9
     for job in filter(of_host("icarl"), jobs):
         write_job(tmp_path / "tuned", job, 4.0)

@@ -258,7 +258,7 @@ def test_other_devices_are_remarked_upon(tmp_path: Path) -> None:
     write_comparison(tmp_path, seeds=1)
     path = tmp_path / "host" / "seed-0" / "run.json"
     path.write_text(path.read_text().replace('"torch": "2.13.0"', '"torch": "2.11.0"'))
-    assert only(tmp_path).comparison.differing_surroundings == ["torch"]
+    assert only(tmp_path).comparison.differing_environment == ["torch"]
 
 
 @pytest.mark.parametrize("sizes", [[[], 3, 2], {"first": 2}, None, "22", []])

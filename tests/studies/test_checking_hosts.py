@@ -250,9 +250,9 @@ def test_settings_are_those_of_the_short_runs() -> None:
 
 def test_the_state_at_a_moment_is_a_copy() -> None:
     """Else every moment would be the end of the run, and nothing would ever be found."""
-    trial, keeper = Trial("finetune", {}), Moments([], lambda at: at.step == 1)
-    trial.train(trial.config(), keeper)
-    weights = [state.tensors["host.net.head.weight"] for state in keeper.states]
+    trial, checkpointer = Trial("finetune", {}), Moments([], lambda at: at.step == 1)
+    trial.train(trial.config(), checkpointer)
+    weights = [state.tensors["host.net.head.weight"] for state in checkpointer.states]
     assert len(weights) > 3
     assert not torch.equal(weights[0], weights[-1])
 

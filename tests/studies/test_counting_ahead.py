@@ -10,7 +10,7 @@ import pytest
 from flashback.benchmarks import load_benchmark
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
-from flashback.studies.ahead import count_ahead
+from flashback.studies.preview import preview_cost
 from flashback.training import run
 
 ARMS = [(name, arm) for name in HOSTS for arm in (False, True) if not arm or HOSTS[name].has_knowledge]
@@ -33,7 +33,7 @@ def test_the_count_is_that_of_the_run(uneven: Path, host: str, flashback: bool) 
     settings |= {f"host.{name}": value for name, value in own.items() if hasattr(HOSTS[host].Settings, name)}
     config = configure(host, str(uneven), flashback=flashback, settings=settings)
     measured = run(config, device="cpu").history.budget
-    counted = count_ahead(config, None)
+    counted = preview_cost(config, None)
     assert [{key: entry[key] for key in entry if key != "epochs"} for entry in counted] == measured
     assert measured
 
@@ -51,4 +51,4 @@ def test_a_sketch_has_the_labels_and_decodes_nothing(uneven: Path, monkeypatch: 
 def test_a_run_with_one_image_at_a_time_can_be_counted(uneven: Path, changes: dict[str, int]) -> None:
     settings = {"benchmark.sizes": [2, 4], "training.epochs": 1, "training.batch_size": 4, "host.memory_size": 20}
     config = configure("xder", str(uneven), settings={**settings, **changes})
-    assert len(count_ahead(config, None)) == 2
+    assert len(preview_cost(config, None)) == 2

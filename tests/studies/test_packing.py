@@ -20,9 +20,9 @@ from packing_work import tell_epochs, tell_portion, tell_process
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
 from flashback.studies import jobs as jobs_module
-from flashback.studies.packing import FixedPace, MeasuredPace, sharing_gpu
+from flashback.studies.packing import FixedConcurrency, MeasuredConcurrency, sharing_gpu
 from flashback.studies.processes import DIED, run_in_processes
-from flashback.training.surroundings import PORTION, share_of
+from flashback.training.environment import PORTION, share_of
 from flashback.training.trainer import Observer
 
 GIB = 1 << 30
@@ -46,7 +46,7 @@ class MadeGpu:
     def clock(self) -> float:
         return self.now
 
-    def go(self, pace: MeasuredPace, runs: int, costs: Any = lambda k: 1.0, epochs: int = 400) -> None:
+    def go(self, pace: MeasuredConcurrency, runs: int, costs: Any = lambda k: 1.0, epochs: int = 400) -> None:
         """Start runs as the pace allows, until all have ended. An epoch is 100 steps."""
         waiting = [f"run {k}" for k in range(runs)]
         while waiting or self.running:
@@ -69,7 +69,7 @@ class MadeGpu:
         training = sum(state["epoch"] >= 0 for state in self.running.values())
         return self.together(training) / training if self.running[name]["epoch"] >= 0 else 1.0
 
-    def go_further(self, name: str, pace: MeasuredPace, epochs: int) -> None:
+    def go_further(self, name: str, pace: MeasuredConcurrency, epochs: int) -> None:
         state = self.running[name]
         state["epoch"] += 1
         task = state["epoch"] // 50
@@ -82,8 +82,8 @@ class MadeGpu:
             pace.ended(name)
 
 
-def pace_for(gpu: MadeGpu, most: int = 16) -> MeasuredPace:
-    return MeasuredPace(most, gpu.free, gpu.clock)
+def pace_for(gpu: MadeGpu, most: int = 16) -> MeasuredConcurrency:
+    return MeasuredConcurrency(most, gpu.free, gpu.clock)
 
 
 def saturating(limit: float) -> Any:
@@ -115,7 +115,7 @@ def test_runs_too_short_to_be_measured_are_doubled_by_number() -> None:
 
 def test_memory_that_others_take_leaves_no_room() -> None:
     free = [40 * GIB]
-    pace = MeasuredPace(16, lambda: free[0], lambda: 0.0)
+    pace = MeasuredConcurrency(16, lambda: free[0], lambda: 0.0)
     pace.started("a")
     free[0] = 30 * GIB
     assert pace.room() == 2  # 10 each, and a quarter more
@@ -148,7 +148,7 @@ def test_runs_alike_are_compared_with_each_other() -> None:
     """Here too the first run has left its first task, but the second does there what the first one did alone."""
     gpu = MadeGpu(saturating(1.0), starting=45.0)
     alike = {f"run {k}": "seeds of one method" for k in range(12)}
-    pace = MeasuredPace(16, gpu.free, gpu.clock, alike)
+    pace = MeasuredConcurrency(16, gpu.free, gpu.clock, alike)
     gpu.go(pace, 12, costs=lambda k: 0.9)
     assert gpu.most_seen == 2
     assert pace.settled
@@ -157,7 +157,7 @@ def test_runs_alike_are_compared_with_each_other() -> None:
 def test_jobs_are_alike_that_differ_in_the_seed_alone(tmp_path: Path) -> None:
     def key(arm: str, seed: int, epochs: int = 6) -> str:
         config = {"seed": seed, "training": {"epochs": epochs}, "flashback": {"enabled": arm == "flashback"}}
-        return jobs_module.Job(arm, seed, config, tmp_path, jobs_module.Place(None, "cuda", None)).cost_key
+        return jobs_module.Job(arm, seed, config, tmp_path, jobs_module.RunContext(None, "cuda", None)).cost_key
 
     assert key("host", 1) == key("host", 2)
     assert len({key("host", 1), key("flashback", 1), key("host", 1, epochs=7)}) == 3
@@ -177,7 +177,7 @@ def test_memory_bounds_the_number() -> None:
 
 
 def test_a_given_number_stays() -> None:
-    pace = FixedPace(3)
+    pace = FixedConcurrency(3)
     pace.note("a", {"event": "epoch"})
     pace.ended("a")
     assert pace.limit == 3
@@ -185,7 +185,7 @@ def test_a_given_number_stays() -> None:
 
 def test_processes_become_more_as_soon_as_the_pace_allows_it() -> None:
     """By a clock that goes on a second with every epoch, while the first run still has some to tell."""
-    pace = MeasuredPace(4, lambda: 64 * GIB, itertools.count().__next__)
+    pace = MeasuredConcurrency(4, lambda: 64 * GIB, itertools.count().__next__)
     counts: list[int] = []
 
     def watch(name: str) -> Observer:
@@ -212,7 +212,7 @@ def processes_of(jobs: dict[str, str], lasting: bool, kill_idle: bool = False) -
 
         return see
 
-    problems = run_in_processes(jobs, FixedPace(2), tell_process, watch, lasting=lasting)
+    problems = run_in_processes(jobs, FixedConcurrency(2), tell_process, watch, lasting=lasting)
     return seen, problems
 
 
@@ -247,7 +247,7 @@ def test_what_processes_warn_of_is_said_once_by_their_parent() -> None:
 # ---------------------------------------------------------------- portions of the device
 
 
-def portions_seen(jobs: int, pace: FixedPace, sharing: bool = True) -> list[str | None]:
+def portions_seen(jobs: int, pace: FixedConcurrency, sharing: bool = True) -> list[str | None]:
     seen: dict[str, str | None] = {}
 
     def watch(name: str) -> Observer:
@@ -263,18 +263,18 @@ def test_runs_at_a_time_get_portions_of_the_device(
     monkeypatch: pytest.MonkeyPatch, jobs: int, limit: int, each: str
 ) -> None:
     monkeypatch.delenv(PORTION, raising=False)
-    assert portions_seen(jobs, FixedPace(limit)) == [each] * jobs
+    assert portions_seen(jobs, FixedConcurrency(limit)) == [each] * jobs
     assert PORTION not in os.environ
 
 
 def test_runs_that_share_nothing_get_no_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PORTION, raising=False)
-    assert portions_seen(2, FixedPace(2), sharing=False) == [None, None]
+    assert portions_seen(2, FixedConcurrency(2), sharing=False) == [None, None]
 
 
 def test_a_portion_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PORTION, "30")
-    assert portions_seen(2, FixedPace(8)) == ["30", "30"]
+    assert portions_seen(2, FixedConcurrency(8)) == ["30", "30"]
 
 
 def test_a_run_that_goes_on_has_the_portion_it_began_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_several_runs_on_a_gpu_are_packed_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int | None, device: str, runs: int, packed: bool
 ) -> None:
     ways = []
-    place = jobs_module.Place(None, device, None)
+    place = jobs_module.RunContext(None, device, None)
     planned = [
         jobs_module.Job("host", seed, {"host": {"name": "icarl"}}, tmp_path / str(seed), place) for seed in range(runs)
     ]
@@ -416,7 +416,7 @@ def test_several_runs_on_a_gpu_are_packed_unless_told_otherwise(
 
 
 def made_jobs(folder: Path, *names: str) -> list[jobs_module.Job]:
-    place = jobs_module.Place(None, "cuda", None)
+    place = jobs_module.RunContext(None, "cuda", None)
     config = {"host": {"name": "icarl"}}
     return [jobs_module.Job("host", 0, config, folder / name, place, name) for name in names]
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashback.studies.comparison import compare
-from flashback.studies.jobs import Job, Place, sharing_first_tasks, spaced
+from flashback.studies.jobs import Job, RunContext, sharing_first_tasks, spaced
 from flashback.studies.sweeps import parse_sweep, run_sweep
 from flashback.studies.tuning import tune
-from flashback.training.beginnings import SHARED, Beginning
 from flashback.training.checkpoints import Checkpoints
+from flashback.training.first_task_cache import SHARED, Beginning
 from flashback.training.trainer import Trainer
 from helpers import quick_host
 
@@ -106,7 +106,7 @@ def test_trials_of_a_tuning_share_one_first_task(tmp_path: Path) -> None:
 
 
 def made_jobs(*keys: int) -> list[Job]:
-    place = Place(None, "cpu", None)
+    place = RunContext(None, "cpu", None)
     return [
         Job("host", index, {"host": {"name": key}, "flashback": {"alpha": index}}, Path(str(index)), place)
         for index, key in enumerate(keys)

@@ -11,10 +11,10 @@ from flashback.benchmarks import sources
 from flashback.errors import FlashbackError
 from flashback.studies import jobs as running
 from flashback.studies import sweeps
-from flashback.studies.jobs import Place, group_failures
+from flashback.studies.jobs import RunContext, group_failures
 from flashback.studies.sweeps import left_out, parse_sweep, plan, run_sweep
 
-HERE = Place(None, "cpu", None)
+HERE = RunContext(None, "cpu", None)
 
 
 @pytest.fixture

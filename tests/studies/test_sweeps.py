@@ -18,12 +18,12 @@ from flashback.errors import FlashbackError
 from flashback.records.folder import dotted
 from flashback.reports.naming import is_ancl
 from flashback.reports.printed import printed_for, printed_values
-from flashback.studies.jobs import Place, is_finished
+from flashback.studies.jobs import RunContext, is_finished
 from flashback.studies.sweeps import Outcome, label, parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
 from flashback.training import Interrupted
 from flashback.training.trainer import Event, Observer
 
-HERE = Place(None, "cpu", None)
+HERE = RunContext(None, "cpu", None)
 QUICK = """
 settings: {training.epochs: 1, training.batch_size: 100, benchmark.tasks: 2, flashback.second_epochs: 1}
 """

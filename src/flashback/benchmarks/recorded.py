@@ -9,7 +9,8 @@ from itertools import accumulate
 from typing import Any
 
 from flashback.benchmarks.tasks import Benchmark, Images, Task
-from flashback.config import build, within
+from flashback.config import build
+from flashback.errors import require
 
 DATA = "data"  # the key of run.json
 
@@ -115,7 +116,7 @@ def _read(run: Mapping[str, Any]) -> Said:
     given = {name: run[place] for name, place in places.items() if place in run}
     given |= run[DATA] if isinstance(run[DATA], Mapping) else {}
     missing = [field.name for field in fields(Said) if field.name not in given]
-    within(not missing, f"run.json does not say the {', '.join(missing)} of the data; it has been changed")
+    require(not missing, f"run.json does not say the {', '.join(missing)} of the data; it has been changed")
     said = build(Said, given, f"run.json: {DATA}.")
-    within(said.agrees(), f"what run.json says under '{DATA}' cannot all be so; it has been changed")
+    require(said.agrees(), f"what run.json says under '{DATA}' cannot all be so; it has been changed")
     return said

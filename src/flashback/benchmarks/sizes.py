@@ -11,7 +11,8 @@ from flashback.benchmarks.folders import count_class_folders
 from flashback.benchmarks.load import fetch_data
 from flashback.benchmarks.orders import read_sizes, task_sizes
 from flashback.benchmarks.specs import BENCHMARKS
-from flashback.config import BenchmarkConfig, within
+from flashback.config import BenchmarkConfig
+from flashback.errors import require
 
 
 def with_listed_sizes(values: Mapping[str, Any], data: str | Path | None = None) -> Mapping[str, Any]:
@@ -34,5 +35,5 @@ def classes_of(benchmark: str, data: str | Path | None = None) -> int:
     if benchmark in BENCHMARKS:
         return BENCHMARKS[benchmark].dataset.classes
     path = fetch_data(benchmark, data)
-    within(path.is_dir() or path.is_file(), f"{path} is neither a file nor a folder")  # a pipe would never end
+    require(path.is_dir() or path.is_file(), f"{path} is neither a file nor a folder")  # a pipe would never end
     return count_class_folders(path) if path.is_dir() else count_classes(path)

@@ -22,14 +22,14 @@ from flashback.cli.options import (
     say_missing_recipe,
 )
 from flashback.cli.progress import ProgressView, output
-from flashback.config import RunConfig, read_yaml, set_dotted, to_dict, within
-from flashback.errors import FlashbackError, unknown
+from flashback.config import RunConfig, read_yaml, set_dotted, to_dict
+from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import config_from_dict, configure
 from flashback.recipes.resolving import check_flashback_is_on
 from flashback.records import RunFolder
-from flashback.studies.comparison import NothingToCompare
+from flashback.studies.comparison import NothingToCompareError
 from flashback.studies.comparison import compare as compare_arms
 from flashback.training import Interrupted
 from flashback.training import resume as resume_run
@@ -125,10 +125,10 @@ def run(
     options = {"--benchmark": benchmark, "--seed": seed, "--flashback": flashback or None, "--recipe": recipe}
     own = parse_settings(settings, {**options, "--fast": fast or None, "--precision": precision})
     if host.endswith((".yaml", ".yml")):
-        within(recipe is None, "--recipe does not go with a config.yaml, which is resolved already; use --set")
+        require(recipe is None, "--recipe does not go with a config.yaml, which is resolved already; use --set")
         config = reconfigure(Path(host), own, data)
     else:
-        within(
+        require(
             host in HOSTS or not Path(host).is_dir(),
             f"{host} is a folder: `flashback resume {host}` goes on with the run in it, "
             f"`flashback run {host}/config.yaml` starts it again elsewhere",
@@ -205,7 +205,7 @@ def compare(
                 track=track or [],
                 watch=view.watch,
             )
-        except NothingToCompare as failed:  # what is known is shown all the same
+        except NothingToCompareError as failed:  # what is known is shown all the same
             comparison = failed.comparison
     console = output()
     console.print(tables.comparison_table(comparison, console.width), tables.cost_table(comparison))
@@ -228,7 +228,7 @@ speed.register(app)
 
 
 def choose_seeds(count: str | None, listed: str | None) -> list[int]:
-    within(count is None or listed is None, "give --seeds or --seed-list, not both")
+    require(count is None or listed is None, "give --seeds or --seed-list, not both")
     if listed is None:
         return list(range(DEFAULT_SEEDS if count is None else how_many(count)))
     try:
@@ -253,7 +253,7 @@ def reconfigure(path: Path, changes: dict[str, Any], data: Path | None) -> RunCo
         values = read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError):
         raise FlashbackError(f"{path} cannot be read; give the config.yaml of a run") from None
-    within(isinstance(values, dict), f"{path} holds no mapping of keys; give the config.yaml of a run")
+    require(isinstance(values, dict), f"{path} holds no mapping of keys; give the config.yaml of a run")
     for key, value in changes.items():
         set_dotted(values, key, value)
     return config_from_dict(values, data)

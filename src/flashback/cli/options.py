@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from flashback.benchmarks.specs import BENCHMARKS
-from flashback.config import parse_assignment, within
+from flashback.config import parse_assignment
+from flashback.errors import require
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.recipes import lacks_recipe
@@ -50,7 +51,7 @@ def parse_settings(assignments: list[str] | None, options: dict[str, Any]) -> di
     set_so, given = dotted(own), {name: value for name, value in options.items() if value is not None}
     for option, value in given.items():
         key = STANDS_FOR[option]
-        within(set_so.get(key, value) == value, f"{option} and --set {key} disagree; give one of them")
+        require(set_so.get(key, value) == value, f"{option} and --set {key} disagree; give one of them")
     return own | {STANDS_FOR[option]: value for option, value in given.items()}
 
 
@@ -67,12 +68,12 @@ def check_one_run(folder: Path) -> None:
     if is_begun(folder):
         return
     report = f"`flashback report {folder}` shows what is finished"
-    within(
+    require(
         not runs_in(folder),
         f"{folder} is the folder of a comparison: the same `flashback compare` command goes on with it, {report}",
     )
     first = next(iter(sorted(folder.rglob("config.yaml"))), None) if folder.is_dir() else None
-    within(
+    require(
         first is None,
         f"{folder} holds many runs: the `flashback sweep` or `flashback tune` command goes on with them, {report}, "
         "or give the folder of one run",

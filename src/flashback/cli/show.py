@@ -15,8 +15,8 @@ from flashback.benchmarks.load import missing_data
 from flashback.cli import tables
 from flashback.cli.options import Data, HostFile, Set, check_one_run, parse_settings, say_missing_recipe
 from flashback.cli.progress import output
-from flashback.config import RunConfig, to_dict, within
-from flashback.errors import FlashbackError
+from flashback.config import RunConfig, to_dict
+from flashback.errors import FlashbackError, require
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
 from flashback.recipes import Recipe, configure, find_recipe
@@ -25,7 +25,7 @@ from flashback.records import RunFolder, dotted, is_finished, read_config
 from flashback.records.terms import ARMS, FLASHBACK
 from flashback.reports.reading import read_run
 from flashback.reports.words import plural
-from flashback.studies.ahead import count_ahead
+from flashback.studies.preview import preview_cost
 
 GIVEN, DEFAULT = "given", "default"
 NET, AUTOMATIC = "host.net", "automatic"
@@ -52,7 +52,7 @@ def show(
     find_hosts(host_file)
     given = parse_settings(settings, {"--benchmark": benchmark, "--recipe": recipe, "--flashback": flashback or None})
     if host not in HOSTS and (folder := folder_of(host)) is not None:
-        within(not given, f"the run in {folder} has its settings already; leave out the options")
+        require(not given, f"the run in {folder} has its settings already; leave out the options")
         show_folder(folder)
         return
     config = configure(host, flashback=False, settings=given, data=data)
@@ -167,7 +167,7 @@ def cost_table(host: str, given: dict[str, Any], data: Path | None) -> Table:
             if arm == FLASHBACK and not given.get("flashback.enabled"):
                 continue  # an arm nobody asked for may be impossible with these settings
             raise
-        budget = count_ahead(config, data)
+        budget = preview_cost(config, data)
         last = max(entry["task"] for entry in budget)
         stages = ", ".join(
             f"{entry['stage']}: {plural(entry['epochs'], 'epoch')}" for entry in budget if entry["task"] == last

@@ -13,7 +13,7 @@ from rich.table import Table
 from flashback.cli import tables
 from flashback.cli.options import Device, HostFile
 from flashback.cli.progress import output
-from flashback.config import within
+from flashback.errors import require
 from flashback.speed import Bench, Choice, read_bench, sheets, write_tables
 from flashback.speed import bench as measure
 from flashback.speed.figures import Mode
@@ -71,7 +71,7 @@ def bench(
     With --out every figure is kept as it comes. The same folder is continued: what is there is not measured again.
     """
     if read is not None:
-        within(read.suffix == ".json", f"--read takes the .json file of a bench, not {read}")
+        require(read.suffix == ".json", f"--read takes the .json file of a bench, not {read}")
         found = read_bench(read)
         write_tables(found, read.with_suffix(""))
     else:

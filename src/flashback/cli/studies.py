@@ -21,7 +21,7 @@ from flashback.cli.report import say_answers
 from flashback.config import parse_assignment
 from flashback.reports import read_report
 from flashback.reports.words import written
-from flashback.studies.jobs import Job, Place, lacking_data
+from flashback.studies.jobs import Job, RunContext, lacking_data
 from flashback.studies.similarity import compare_representations
 from flashback.studies.sweeps import (
     FAILED,
@@ -70,7 +70,7 @@ def sweep(
     for host, benchmark, recipe in dict.fromkeys(triples):
         say_missing_recipe(host, benchmark, recipe, host_file)
     if dry_run:
-        show_plan(chosen, plan(chosen, out, Place.of(data, device, host_file, jobs)))
+        show_plan(chosen, plan(chosen, out, RunContext.of(data, device, host_file, jobs)))
         return 0
     with LiveStates() as live:
         outcome = run_sweep(

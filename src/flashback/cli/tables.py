@@ -216,8 +216,8 @@ def comparison_notes(comparison: Comparison) -> Iterable[str]:
     yield from unvalued_seeds(comparison)
     if comparison.differing_settings:
         yield f"The settings differ between the arms: {', '.join(comparison.differing_settings)}."
-    if comparison.differing_surroundings:
-        yield f"Not all runs were made alike: {', '.join(comparison.differing_surroundings)} differ."
+    if comparison.differing_environment:
+        yield f"Not all runs were made alike: {', '.join(comparison.differing_environment)} differ."
     if comparison.reused:
         yield f"Reused: {plural(len(comparison.reused), 'finished run')}."
     if seeds := comparison.further_seeds:

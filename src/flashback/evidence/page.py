@@ -63,7 +63,7 @@ from flashback.reports.words import (
     tested,
 )
 from flashback.studies.comparison import Row
-from flashback.training.surroundings import select_precision
+from flashback.training.environment import select_precision
 
 EFFECTS = (AA, FORGETTING, LEARNING, "new_task_accuracy", "stability_plasticity_ratio")
 FEW_METRICS = (AA, FORGETTING, LEARNING)

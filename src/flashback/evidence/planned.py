@@ -15,7 +15,7 @@ from flashback.records.terms import ARMS, FLASHBACK, SETTINGS
 from flashback.reports.departures import BESIDE
 from flashback.reports.pairings import Pairing, by_seed, canonical
 from flashback.reports.reading import Run
-from flashback.studies.jobs import Job, Place
+from flashback.studies.jobs import Job, RunContext
 from flashback.studies.sweeps import plan, read_sweep
 
 DECIDE_DATA = ("name", "order", "sizes")  # settings of a benchmark; a shorter run and one that validates read the same
@@ -144,7 +144,7 @@ def how_computed(run: Run, job: Job) -> str:
 
 @cache
 def planned_jobs(sweep: str) -> list[Job]:
-    return plan(read_sweep(sweep), Path(), Place(None, "cpu", None))
+    return plan(read_sweep(sweep), Path(), RunContext(None, "cpu", None))
 
 
 def pair_up(host: str, runs: Iterable[Run]) -> Pairing:

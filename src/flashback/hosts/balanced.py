@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashback.config import within
+from flashback.errors import require
 from flashback.hosts.replay import DrawingHost, ReplayStep
 from flashback.memory import Field, balanced_quotas, within_quotas
 
@@ -19,7 +19,9 @@ class BalancedHost(DrawingHost):
 
     def check(self) -> None:
         classes, size = self.benchmark.classes, self.settings.memory_size
-        within(size >= classes, f"host.memory_size is {size}, less than one image for {classes} classes each; raise it")
+        require(
+            size >= classes, f"host.memory_size is {size}, less than one image for {classes} classes each; raise it"
+        )
 
     def available(self, wanted: int) -> int:
         # In the first task the memory is empty to the end; asking it would wait for the device in every step.

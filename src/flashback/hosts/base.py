@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from flashback.batches import Batch, Stream, Views
 from flashback.benchmarks import Benchmark, Images, Task
-from flashback.config import HostSettings, RunConfig, within
-from flashback.errors import FlashbackError, unknown
+from flashback.config import HostSettings, RunConfig
+from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts.stages import Optimisation, Stage, Step, nothing
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
 from flashback.memory import Memory
@@ -59,18 +59,18 @@ class Host(nn.Module):
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Refuse, where a class is written, what would go wrong without a word later."""
         super().__init_subclass__(**keywords)
-        within(
+        require(
             not any("__init__" in vars(base) for base in cls.__mro__[: cls.__mro__.index(Host)]),
             f"{cls.__name__} has an __init__ of its own, where no seed decides the weights; make what it needs in "
             "build(self), after super().build()",
         )
         settings = cls.Settings
-        within(
+        require(
             issubclass(settings, HostSettings),
             f"{settings.__name__} is no class of settings; let it inherit flashback.config.HostSettings, or the "
             "settings of the host it stands on",
         )
-        within(
+        require(
             "__dataclass_fields__" in vars(settings) or not inspect.get_annotations(settings),
             f"the fields of {settings.__name__} are no settings yet; write @dataclass(frozen=True) above the class",
         )
@@ -84,7 +84,7 @@ class Host(nn.Module):
         self.generator = torch.Generator(device=device)
         training = config.training
         side = min(benchmark.image_shape[1:])
-        within(
+        require(
             training.image_size is None or training.image_size <= side,
             f"training.image_size is {training.image_size}, but the images are stored at {side}; lower it",
         )
@@ -95,7 +95,7 @@ class Host(nn.Module):
         self.trained = False  # whether a trainer has begun with it
         with seeded_initialisation(config.seed, "net"):
             self.build()
-        within(hasattr(self, "net"), f"{type(self).__name__}.build makes no self.net; begin it with super().build()")
+        require(hasattr(self, "net"), f"{type(self).__name__}.build makes no self.net; begin it with super().build()")
         self.to(device)
 
     @property
@@ -129,7 +129,7 @@ class Host(nn.Module):
 
     def check_untrained(self) -> None:
         """Training starts from the initial state, which a host has once."""
-        within(not self.trained, "this host has been trained already; build a new one")
+        require(not self.trained, "this host has been trained already; build a new one")
 
     # ------------------------------------------------------------ state
 
@@ -320,7 +320,7 @@ class Host(nn.Module):
         return support.weight * distance
 
     def _blank_targets(self) -> Knowledge:
-        within(self.memory is not None, f"a support on samples 'memory' needs a memory; {self.settings.name} has none")
+        require(self.memory is not None, f"a support on samples 'memory' needs a memory; {self.settings.name} has none")
         assert self.memory is not None
         return ReplayedTargets(self.memory, self.response_width())
 
@@ -373,7 +373,7 @@ class Host(nn.Module):
         if task is None:
             return self.task.seen
         index = task.index if isinstance(task, Task) else task
-        within(
+        require(
             isinstance(index, int) and 0 <= index <= self.task.index,
             f"task {index} is none that this host has learned; give one of benchmark.tasks, or a number from 0 to "
             f"{self.task.index}",
@@ -384,10 +384,10 @@ class Host(nn.Module):
         raw = images.x if isinstance(images, Images) else images
         shape = ", ".join(map(str, self.benchmark.image_shape))
         wanted = f"raw images are a uint8 tensor or array of shape [n, {shape}]"
-        within(isinstance(raw, Tensor | np.ndarray), f"{wanted}, not {type(raw).__name__}")
+        require(isinstance(raw, Tensor | np.ndarray), f"{wanted}, not {type(raw).__name__}")
         kind = str(raw.dtype).removeprefix("torch.")
         fits = kind == "uint8" and tuple(raw.shape[1:]) == self.benchmark.image_shape
-        within(fits, f"{wanted}, not {kind} {list(raw.shape)}")
+        require(fits, f"{wanted}, not {kind} {list(raw.shape)}")
         return raw if isinstance(raw, Tensor) else torch.from_numpy(np.require(raw, requirements=["C", "W"]))
 
     @torch.no_grad()

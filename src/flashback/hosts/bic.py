@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from flashback.batches import Stream
-from flashback.config import above_zero, at_least_one, within
+from flashback.config import above_zero, at_least_one
+from flashback.errors import require
 from flashback.hosts.base import HOSTS
 from flashback.hosts.soft import SharedDistillation, SoftExemplarSettings
 from flashback.hosts.stages import Stage, Step
@@ -27,7 +28,7 @@ class BiCSettings(SoftExemplarSettings):
 
     def check(self) -> None:
         super().check()
-        within(0 < self.held_out < 1, f"host.held_out is a share above 0 and below 1, not {self.held_out}")
+        require(0 < self.held_out < 1, f"host.held_out is a share above 0 and below 1, not {self.held_out}")
         at_least_one(self, "correction_epochs")
         above_zero(self, "correction_lr")
 
@@ -46,7 +47,7 @@ class BiC(SharedDistillation):
         super().check()
         old = max(1, len(self.benchmark.tasks[-1].before))
         exemplars = self.settings.capacity(old) // old
-        within(
+        require(
             exemplars >= 2,
             "bias correction holds out exemplars of every class and learns from the others, so it needs two at least; "
             f"raise {'host.memory_per_class' if self.settings.memory_per_class else 'host.memory_size'}",
@@ -86,7 +87,7 @@ class BiC(SharedDistillation):
 
     def stream(self) -> Stream:
         fewest = int(torch.bincount(self.task.train.y)[self.task.new].min())
-        within(
+        require(
             fewest >= 2, "bias correction holds out an image of every class, and one of this task has a single image"
         )
         return self.parts()[0] if self.task.index > 0 else super().stream()

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashback.config import above_zero, within
+from flashback.config import above_zero
+from flashback.errors import require
 from flashback.hosts.base import features_of
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Stage, Step
@@ -31,9 +32,11 @@ class CosineSettings(ExemplarSettings):
 
     def check(self) -> None:
         super().check()
-        within(self.finetune_epochs >= 1, "host.finetune_epochs is at least 1; host.finetune=none leaves the stage out")
+        require(
+            self.finetune_epochs >= 1, "host.finetune_epochs is at least 1; host.finetune=none leaves the stage out"
+        )
         above_zero(self, "finetune_lr")
-        within(all(0 < m <= 1 for m in self.finetune_milestones), "host.finetune_milestones are shares in (0, 1]")
+        require(all(0 < m <= 1 for m in self.finetune_milestones), "host.finetune_milestones are shares in (0, 1]")
 
 
 class CosineHost(ExemplarHost):

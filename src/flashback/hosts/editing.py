@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashback.config import within
+from flashback.errors import require
 from flashback.hosts.balanced import BalancedHost
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
 from flashback.memory import Field, first_of_each
@@ -20,7 +20,7 @@ class EditingSettings(ReplaySettings):
 
     def check(self) -> None:
         super().check()
-        within(0 < self.gamma <= 1, f"host.gamma lies in (0, 1], not {self.gamma}")
+        require(0 < self.gamma <= 1, f"host.gamma lies in (0, 1], not {self.gamma}")
 
 
 class EditingHost(BalancedHost, ReplayHost):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flashback.config import within
+from flashback.errors import require
 from flashback.hosts.base import HOSTS
 from flashback.hosts.elastic import ElasticHost, ElasticSettings, OneAnchor
 from flashback.knowledge import ImportantParameters, Knowledge, Support, flat
@@ -43,7 +43,7 @@ class OnlineEWCSettings(FisherSettings):
 
     def check(self) -> None:
         super().check()
-        within(0 <= self.gamma <= 1, f"host.gamma lies in [0, 1], not {self.gamma}")
+        require(0 <= self.gamma <= 1, f"host.gamma lies in [0, 1], not {self.gamma}")
 
 
 @HOSTS.register("oewc")

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from flashback.batches import Stream
 from flashback.benchmarks import Images
-from flashback.config import HostSettings, at_least_one, within
+from flashback.config import HostSettings, at_least_one
+from flashback.errors import require
 from flashback.hosts.base import Host, features_of
 from flashback.memory import Memory, equal_quota, herd_classes
 from flashback.seeds import seeded_generator
@@ -25,7 +26,7 @@ class ExemplarSettings(HostSettings):
 
     def check(self) -> None:
         at_least_one(self, "memory_per_class", "memory_size")
-        within(
+        require(
             self.memory_per_class is not None or self.memory_size is not None,
             "set host.memory_size (in all) or host.memory_per_class",
         )
@@ -52,7 +53,7 @@ class ExemplarHost(Host):
     def check(self) -> None:
         classes = self.benchmark.classes
         total = self.settings.capacity(classes)
-        within(
+        require(
             total >= classes,
             f"host.memory_size is {total}, less than one exemplar for each of the {classes} classes; raise it",
         )

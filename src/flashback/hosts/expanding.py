@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.batches import Batch
-from flashback.config import above_zero, at_least_one, within
+from flashback.config import above_zero, at_least_one
+from flashback.errors import require
 from flashback.hosts.base import Classifier
 from flashback.hosts.exemplars import ExemplarHost
 from flashback.hosts.soft import SoftDistillation, SoftExemplarSettings
@@ -36,7 +37,7 @@ class CompressionSettings(ExpandingSettings):
         super().check()
         at_least_one(self, "compression_epochs")
         above_zero(self, "compression_lr")
-        within(0 <= self.beta2 < 1, f"host.beta2 lies in [0, 1), not {self.beta2}")
+        require(0 <= self.beta2 < 1, f"host.beta2 lies in [0, 1), not {self.beta2}")
 
 
 class ExpandingHost(ExemplarHost, SoftDistillation):

@@ -8,7 +8,8 @@ from typing import cast
 
 from torch import Tensor
 
-from flashback.config import not_negative, within
+from flashback.config import not_negative
+from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.expanding import CompressingHost, CompressionSettings, JoiningHost
 from flashback.hosts.stages import Stage, Step
@@ -24,8 +25,8 @@ class FosterSettings(CompressionSettings):
 
     def check(self) -> None:
         super().check()
-        within(bool(self.betas()), "host.beta1 is a number or a list with at least one")
-        within(all(0 <= beta < 1 for beta in self.betas()), f"host.beta1 lies in [0, 1), not {self.beta1}")
+        require(bool(self.betas()), "host.beta1 is a number or a list with at least one")
+        require(all(0 <= beta < 1 for beta in self.betas()), f"host.beta1 lies in [0, 1), not {self.beta1}")
         not_negative(self, "distillation")
 
     def betas(self) -> tuple[float, ...]:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashback.config import at_least_one, not_negative, within
+from flashback.config import at_least_one, not_negative
+from flashback.errors import require
 from flashback.hosts.base import HOSTS
 from flashback.hosts.cosine import CosineHost, CosineSettings
 from flashback.hosts.losses import margin_nca, released_nca
@@ -50,7 +51,7 @@ class PODNet(CosineHost):
     def check(self) -> None:
         super().check()
         kind = type(self.net.backbone)
-        within(
+        require(
             kind.stage_maps is not Backbone.stage_maps or kind.levels is not Backbone.levels,
             f"podnet compares the maps of a network's stages, and {kind.__name__} gives none; choose another host.net, "
             "or give its class a method stage_maps(x) that returns them, or levels()",

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from flashback.batches import Batch
-from flashback.config import HostSettings, at_least_one, not_negative, within
+from flashback.config import HostSettings, at_least_one, not_negative
+from flashback.errors import require
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Step
 from flashback.knowledge import Support, squared_error
@@ -26,7 +27,7 @@ class DrawSettings(HostSettings):
     minibatch: int = 32  # images of one draw from the memory
 
     def check(self) -> None:
-        within(self.memory_size >= 1, f"host.memory_size is at least 1, not {self.memory_size}; replay needs a memory")
+        require(self.memory_size >= 1, f"host.memory_size is at least 1, not {self.memory_size}; replay needs a memory")
         at_least_one(self, "minibatch")
 
 
@@ -134,7 +135,7 @@ class DrawingHost(Host):
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
         name = self.settings.name
-        within(bool(step.draws), f"distances of {name} act on draws from its memory, and it makes none; set draws = 1")
+        require(bool(step.draws), f"distances of {name} act on draws from its memory, and it makes none; set draws = 1")
         first: Draw = step.draws[0]
         return first.output, first.slots
 

@@ -14,7 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from flashback.batches import Batch
 from flashback.benchmarks import Task
-from flashback.config import above_zero, at_least_one, not_negative, within
+from flashback.config import above_zero, at_least_one, not_negative
+from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.editing import EditingHost, EditingSettings
 from flashback.hosts.losses import mean_violation, supervised_contrastive
@@ -60,7 +61,7 @@ class XDER(EditingHost):
 
     def check(self) -> None:
         tasks = len(self.benchmark.tasks)
-        within(tasks >= 2, "xder prepares heads for later tasks, and this benchmark has only one task; use der++")
+        require(tasks >= 2, "xder prepares heads for later tasks, and this benchmark has only one task; use der++")
         super().check()
 
     @property

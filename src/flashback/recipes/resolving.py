@@ -9,8 +9,8 @@ from typing import Any
 
 from flashback.benchmarks import known_as
 from flashback.benchmarks.sizes import with_listed_sizes
-from flashback.config import RunConfig, TrainingConfig, build, check_sections, set_dotted, to_dict, within
-from flashback.errors import FlashbackError, unknown
+from flashback.config import RunConfig, TrainingConfig, build, check_sections, set_dotted, to_dict
+from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import load_installed_hosts
 from flashback.recipes.catalogue import CONTROLLED, DEFAULTS, KINDS, Recipe, find_recipe, list_recipes, read_recipe_file
@@ -37,7 +37,7 @@ def configure(
     Settings of flashback need `flashback=True`; an explicit False, as for the other arm of a comparison, lets them be.
     `data` is the data folder, where files of one's own are looked for too.
     """
-    within(
+    require(
         isinstance(benchmark, str | Path),
         f"a configuration names its benchmark and cannot hold a {type(benchmark).__name__}; save arrays with "
         "np.savez and give the path of the file, or give fb.build_host what fb.load_benchmark makes of them",
@@ -46,14 +46,14 @@ def configure(
         load_installed_hosts()
     own = dotted(settings or {}) | dotted_keys(HOSTS[host], plain)
     left_open = flashback is None and ENABLED not in own
-    within(own.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
+    require(own.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
     name, recipe = own.pop("benchmark.name", str(benchmark)), own.pop("recipe", recipe)
     flashback, seed = own.pop(ENABLED, flashback or False), own.pop("seed", seed)
     values: dict[str, Any] = {"recipe": recipe, "seed": seed}
     fixed = {"host.name": host, "benchmark.name": name, ENABLED: flashback}
     known = recipe_values(host, name, recipe, bool(flashback))
     if own.get("host.memory_size") is not None:  # a size in all takes the place of the recipe's size by class
-        within(
+        require(
             own.get("host.memory_per_class") is None,
             "host.memory_size (in all) and host.memory_per_class exclude each other; give one of them",
         )
@@ -75,7 +75,7 @@ def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]
     for name in settings:
         if name not in known:
             raise unknown("setting", name, known)
-        within(
+        require(
             len(known[name]) == 1,
             f"'{name}' may be {' or '.join(known[name])}; say which in a configuration, "
             f'fb.configure(..., settings={{"{known[name][0]}": ...}})',
@@ -86,7 +86,7 @@ def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]
 def check_flashback_is_on(config: RunConfig, given: Mapping[str, Any]) -> None:
     """Settings of flashback do nothing without it, which whoever gives them does not expect."""
     idle = [key for key in dotted(given) if key.startswith("flashback.") and key != ENABLED]
-    within(
+    require(
         config.flashback.enabled or not idle,
         f"{', '.join(idle)} does nothing without flashback; add --flashback, in Python flashback=True",
     )
@@ -95,7 +95,7 @@ def check_flashback_is_on(config: RunConfig, given: Mapping[str, Any]) -> None:
 def check_free(settings: Mapping[str, Any], what: str) -> None:
     """Refuse settings that decide what a comparison, a sweep or a tuning decides itself."""
     for key in ("seed", ENABLED, "host.name", "benchmark.name", "recipe"):
-        within(key not in dotted(settings), f"{what} decides {key} itself; take it out of the settings")
+        require(key not in dotted(settings), f"{what} decides {key} itself; take it out of the settings")
 
 
 def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict
         own = own_recipe(host, benchmark, Path(kind))
         return recipe_values(host, benchmark, own.kind, flashback) | own.values(flashback)
     known = f"{', '.join(KINDS)}, or {DEFAULTS}"
-    within(kind in KINDS, f"recipe (--recipe) is one of {known}, or a recipe file of your own, not '{kind}'")
+    require(kind in KINDS, f"recipe (--recipe) is one of {known}, or a recipe file of your own, not '{kind}'")
     recipe = find_recipe(host, benchmark, kind)
     if recipe is None:
         others = sorted({r.benchmark for r in list_recipes() if (r.host, r.kind) == (host, kind)})
@@ -130,7 +130,7 @@ def own_recipe(host: str, benchmark: str, path: Path) -> Recipe:
     if recipe is None:
         raise FlashbackError(f"{path} has no recipe for {host} on {benchmark}")
     known = (*KINDS, DEFAULTS)
-    within(recipe.kind in known, f"the kind of a recipe in {path} is one of {', '.join(known)}, not '{recipe.kind}'")
+    require(recipe.kind in known, f"the kind of a recipe in {path} is one of {', '.join(known)}, not '{recipe.kind}'")
     return recipe
 
 
@@ -150,7 +150,7 @@ def config_from_dict(values: Mapping[str, Any], data: str | Path | None = None) 
     if not isinstance(values, Mapping):
         raise FlashbackError("a configuration is a mapping of keys")
     host = values.get("host")
-    within(isinstance(host, Mapping) and isinstance(host.get("name"), str), "host.name is missing")
+    require(isinstance(host, Mapping) and isinstance(host.get("name"), str), "host.name is missing")
     assert isinstance(host, Mapping)
     own = build(HOSTS[host["name"]].Settings, host, "host.")
     check_sections(values, type(own))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashback.config import within
+from flashback.errors import require
 from flashback.metrics import verdict
 from flashback.metrics.statistics import holm
 from flashback.records import RunRecord, differing_keys
@@ -16,7 +16,7 @@ from flashback.reports.naming import protocol
 from flashback.reports.pairings import Pairing, Report
 from flashback.reports.reading import Run
 from flashback.reports.words import SETTING_TITLES
-from flashback.studies.comparison import Row, differing_surroundings, has_equal_budget, tabulate
+from flashback.studies.comparison import Row, differing_environment, has_equal_budget, tabulate
 
 OWN = {"host.name", "recipe"}  # differ between methods by their nature
 MEMORY = "host.memory"
@@ -47,7 +47,7 @@ class Versus:
         """In what they differ beside being two methods: settings that both have, devices, versions."""
         one, two = self.base.any_run, self.method.any_run
         settings = [key for key in common_differences(one, two) if key not in OWN]
-        around = differing_surroundings(self.records.values())
+        around = differing_environment(self.records.values())
         return [*settings, *(key for key in around if key != "code" or one.host == two.host)]
 
     def has(self, metric: str) -> bool:
@@ -120,7 +120,7 @@ def nearest(bases: Sequence[Pairing], method: Pairing) -> Pairing:
     distance: Mapping[str, int] = {base.name: len(Versus(base, method).differing) for base in bases}
     closest = [base for base in bases if distance[base.name] == min(distance.values())]
     named = ", ".join(base.name for base in closest)
-    within(len(closest) == 1, f"{method.name} may be tested against several methods; name one of: {named}")
+    require(len(closest) == 1, f"{method.name} may be tested against several methods; name one of: {named}")
     return closest[0]
 
 

@@ -51,12 +51,12 @@ def name_pairs(pairs: Sequence[Runs], with_arm: bool = False) -> list[str]:
     `with_arm` is for single arms, which are then told apart by it.
     """
     protocols = [protocol(next(iter(runs.values()))) for runs in pairs]
-    return told_apart(with_codes([describe(runs, protocols, with_arm) for runs in pairs]))
+    return distinguishing_settings(with_codes([describe(runs, protocols, with_arm) for runs in pairs]))
 
 
 def name_protocols(protocols: Sequence[Mapping[str, Any]]) -> list[str]:
     """The benchmark of each and, where there are several on it, in what they depart from it: first 2 tasks, order 3."""
-    return told_apart(
+    return distinguishing_settings(
         [
             Described(
                 Path(own["name"]).stem,
@@ -81,12 +81,12 @@ def varied(own: Mapping[str, Any], protocols: Sequence[Mapping[str, Any]]) -> li
     return [key for key in given if any(other.get(key) != own[key] for other in rivals)]
 
 
-def told_apart(described: Sequence[Described]) -> list[str]:
+def distinguishing_settings(described: Sequence[Described]) -> list[str]:
     """The name of each; those that would share one get longer ones."""
     names = [one.name() for one in described]
     for name in {name for name in names if names.count(name) > 1}:
         alike = [k for k, other in enumerate(names) if other == name]
-        for k, longer in zip(alike, tell_apart([described[k] for k in alike]), strict=True):
+        for k, longer in zip(alike, disambiguate([described[k] for k in alike]), strict=True):
             names[k] = longer
     return unique(names)
 
@@ -127,7 +127,7 @@ def is_ancl(settings: Mapping[str, Any]) -> bool:
     return first == second == whole and settings.get("flashback.phase1_stability") == 0
 
 
-def tell_apart(alike: Sequence[Described]) -> list[str]:
+def disambiguate(alike: Sequence[Described]) -> list[str]:
     """Names with as few further settings as make most of them differ."""
     common = set.intersection(*(set(one.settings) for one in alike))  # an arm alone has no settings of flashback
     keys = [key for key in alike[0].settings if key in common]

@@ -186,7 +186,7 @@ def badges(pairing: Pairing) -> list[Html]:
     found.append(badge(recipe_in_words(pairing.any_run, changed=bool(pairing.changes))))
     if comparison.differing_settings:
         found.append(badge("settings of the host differ", warn=True))
-    if comparison.differing_surroundings:
+    if comparison.differing_environment:
         found.append(badge("runs not made alike", warn=True))
     return found
 

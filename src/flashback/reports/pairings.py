@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashback.config import within
-from flashback.errors import unknown
+from flashback.errors import require, unknown
 from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, paired_test, verdict
 from flashback.recipes.catalogue import AS_PUBLISHED
 from flashback.records import RunRecord, differing_keys
@@ -37,7 +36,7 @@ from flashback.reports.words import (
 from flashback.studies.comparison import (
     Comparison,
     Row,
-    differing_surroundings,
+    differing_environment,
     has_equal_budget,
     measure_cost,
     metrics_of,
@@ -157,7 +156,7 @@ class Pairing:
             cost={arm: measure_cost([run.record for run in self.of(arm)]) for arm in self.arms},
             equal_budget=has_equal_budget(records, self.seeds),
             differing_settings=self.differing_settings(NOT_SETTINGS),
-            differing_surroundings=differing_surroundings(records.values()),
+            differing_environment=differing_environment(records.values()),
             failures={},
             reused=[],
         )
@@ -398,7 +397,7 @@ def read_report(
         pair(found), found.similarities, found.skipped, against, tuple(dict.fromkeys(map(metric_called, metrics)))
     )
     if report.pairings:
-        within(bool(report.metrics), f"these runs have no {', '.join(metrics)}; choose other metrics (--metrics)")
+        require(bool(report.metrics), f"these runs have no {', '.join(metrics)}; choose other metrics (--metrics)")
     if against and report.pairings:
         report.called(against)
     return report

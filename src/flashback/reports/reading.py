@@ -12,8 +12,7 @@ from typing import Any
 
 from flashback.benchmarks import known_as
 from flashback.benchmarks.orders import OF_THE_SEED
-from flashback.config import within
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, require
 from flashback.recipes import resolved
 from flashback.records import RunRecord, read_record
 from flashback.records.folder import LARGEST_RECORD, LOG, read_file
@@ -197,9 +196,9 @@ def read_run(path: Path, name: str) -> Run:
 def check_config(config: Mapping[str, Any]) -> None:
     for section, key, kind in (("host", "name", str), ("benchmark", "name", str), ("flashback", "enabled", bool)):
         inner = config.get(section)
-        within(isinstance(inner, dict) and type(inner.get(key)) is kind, f"config.yaml has no {section}.{key}")
-    within(type(config.get("seed")) is int, "config.yaml has no seed")
-    within(isinstance(config.get("recipe"), str), "config.yaml has no recipe")
+        require(isinstance(inner, dict) and type(inner.get(key)) is kind, f"config.yaml has no {section}.{key}")
+    require(type(config.get("seed")) is int, "config.yaml has no seed")
+    require(isinstance(config.get("recipe"), str), "config.yaml has no recipe")
 
 
 def read_epochs(path: Path) -> list[Epoch]:
@@ -234,18 +233,18 @@ def read_similarity(path: Path, name: str) -> Similarity:
         content = json.loads(read_file(path / SIMILARITY, LARGEST_RECORD))
     except (OSError, ValueError, RecursionError):
         raise FlashbackError("is not readable as JSON") from None
-    within(isinstance(content, dict) and isinstance(content.get("layers"), list), "names no layers")
+    require(isinstance(content, dict) and isinstance(content.get("layers"), list), "names no layers")
     host, seeds = content.get("host"), content.get("seeds")
     whole = isinstance(host, str) and isinstance(seeds, dict) and all(type(seeds.get(arm)) is int for arm in ARMS)
-    within(whole, "does not say of which host and seeds it is; write it again with `flashback cka`")
+    require(whole, "does not say of which host and seeds it is; write it again with `flashback cka`")
     layers = [str(layer) for layer in content["layers"]]
     values: dict[str, dict[str, list[float]]] = {}
     for images in ("old", "new"):
         arms = content.get(images)
-        within(isinstance(arms, dict), f"holds no values for {images} images")
+        require(isinstance(arms, dict), f"holds no values for {images} images")
         values[images] = {arm: arms[arm] for arm in ARMS if arm in arms}
         for series in values[images].values():
             right = isinstance(series, list) and len(series) == len(layers) and all(is_number(v, 1.001) for v in series)
-            within(right, f"does not hold one similarity for each of its layers ({images} images)")
-    within(any(values.values()) and bool(layers), "holds no values")
+            require(right, f"does not hold one similarity for each of its layers ({images} images)")
+    require(any(values.values()) and bool(layers), "holds no values")
     return Similarity(name, str(host), {arm: seeds[arm] for arm in ARMS}, layers, values)

@@ -189,8 +189,8 @@ def remarks(report: Report) -> list[str]:
         comparison = pairing.comparison
         if comparison.differing_settings:
             found.append(f"{pairing.name}: the arms differ in {', '.join(comparison.differing_settings)}.")
-        if comparison.differing_surroundings:
-            found.append(f"{pairing.name}: the runs differ in {', '.join(comparison.differing_surroundings)}.")
+        if comparison.differing_environment:
+            found.append(f"{pairing.name}: the runs differ in {', '.join(comparison.differing_environment)}.")
     return found
 
 

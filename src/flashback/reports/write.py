@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashback.config import within
-from flashback.errors import unknown
+from flashback.errors import require, unknown
 from flashback.records import write_atomically
 from flashback.reports.page import html_page
 from flashback.reports.pairings import Report
@@ -39,8 +38,8 @@ def write_report(report: Report, out: str | Path, form: str = "html") -> list[Pa
     out = Path(out)
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
-    within(bool(report.pairings), "there is no finished run to report; train some with `flashback compare`")
-    within(form != AGAINST or bool(report.baseline), f"{AGAINST} needs a method to test against; name one (--against)")
+    require(bool(report.pairings), "there is no finished run to report; train some with `flashback compare`")
+    require(form != AGAINST or bool(report.baseline), f"{AGAINST} needs a method to test against; name one (--against)")
     everything = [name for name in WRITERS if name != AGAINST or report.baseline]
     written = []
     for suffix, write in (WRITERS[name] for name in (everything if form == "all" else [form])):

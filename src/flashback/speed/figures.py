@@ -15,7 +15,7 @@ from flashback.hosts.outside import in_one_line
 from flashback.records import differing_keys, make_folder, write_atomically
 from flashback.records.folder import ANOTHER_FOLDER, LARGEST_RECORD, read_file
 from flashback.speed.setup import Size
-from flashback.training.surroundings import WHOLE
+from flashback.training.environment import WHOLE
 
 Mode = Literal["eager", "captured", "fast"]  # captured is what a run on a GPU does by itself: deterministic
 Cache = Literal["own", "cold", "warm"]  # of compiled code: the machine's, a new one, that of a run just before

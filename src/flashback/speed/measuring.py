@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from flashback.config import RunConfig, TrainingConfig, build, within
-from flashback.errors import FlashbackError, unknown
+from flashback.config import RunConfig, TrainingConfig, build
+from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.speed.figures import (
@@ -35,7 +35,7 @@ from flashback.speed.runs import measure_packed, measure_run
 from flashback.speed.setup import Setup, size_for
 from flashback.speed.sheets import write_tables
 from flashback.speed.steps import steady_state
-from flashback.training.surroundings import prepare_device, select_device, select_precision, versions
+from flashback.training.environment import prepare_device, select_device, select_precision, versions
 
 SECTIONS = ("steps", "parts", "runs", "packed")
 RUNS, TRAINING = ("runs", "packed"), ("steps", "runs", "packed")  # sections that some options are for
@@ -65,21 +65,21 @@ class Choice:
 
     def check(self, device: torch.device) -> None:
         for name in self.hosts:
-            within(HOSTS[name].task_by_task, f"{name} does not learn task by task; leave it out")
+            require(HOSTS[name].task_by_task, f"{name} does not learn task by task; leave it out")
         able = not self.hosts or any(HOSTS[name].has_knowledge for name in self.hosts)
-        within(able or not self.flashback, f"--flashback does nothing here; {' and '.join(self.hosts)} cannot take it")
+        require(able or not self.flashback, f"--flashback does nothing here; {' and '.join(self.hosts)} cannot take it")
         for kind, given, known in (("mode", self.modes, MODES), ("section", self.sections, SECTIONS)):
             for name in given:
                 if name not in known:
                     raise unknown(kind, name, known)
         self.check_options()
         eager = device.type == "cuda" or set(self.modes) <= {"eager"}
-        within(eager, "only --mode eager can be measured on a CPU; the other modes capture CUDA graphs")
-        within(all(batch >= 1 for batch in self.batches), "a batch has at least 1 image")
-        within(self.tasks is None or self.tasks >= 1, f"--tasks is at least 1, not {self.tasks}")
-        within(self.epochs is None or self.epochs >= 2, "--epochs is at least 2, for flashback splits them in two")
-        within(all(count >= 1 for count in self.packed), "--packed is at least 1")
-        within(not self.includes("packed") or bool(self.packed), "--only packed needs --packed, how many at a time")
+        require(eager, "only --mode eager can be measured on a CPU; the other modes capture CUDA graphs")
+        require(all(batch >= 1 for batch in self.batches), "a batch has at least 1 image")
+        require(self.tasks is None or self.tasks >= 1, f"--tasks is at least 1, not {self.tasks}")
+        require(self.epochs is None or self.epochs >= 2, "--epochs is at least 2, for flashback splits them in two")
+        require(all(count >= 1 for count in self.packed), "--packed is at least 1")
+        require(not self.includes("packed") or bool(self.packed), "--only packed needs --packed, how many at a time")
 
     def check_options(self) -> None:
         """Refuse what would do nothing, because no section that it is for is chosen."""
@@ -94,7 +94,7 @@ class Choice:
             ("--packed", bool(self.packed), ("packed",)),
         ):
             needed = f"--only {' or '.join(sections)}"
-            within(not is_given or any(map(self.includes, sections)), f"{option} does nothing here; it needs {needed}")
+            require(not is_given or any(map(self.includes, sections)), f"{option} does nothing here; it needs {needed}")
 
 
 def bench(

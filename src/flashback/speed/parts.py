@@ -58,8 +58,8 @@ def checkpoint(setup: Setup) -> float:
     """Writing the whole state of a run to the disk."""
     trainer = setup.trainer(HOST)
     with tempfile.TemporaryDirectory() as folder:
-        keeper = Checkpoints(Path(folder), CheckpointConfig())
-        return seconds_of(lambda: keeper.write(trainer.state()), setup)
+        checkpointer = Checkpoints(Path(folder), CheckpointConfig())
+        return seconds_of(lambda: checkpointer.write(trainer.state()), setup)
 
 
 def trainer_overhead(setup: Setup) -> float:

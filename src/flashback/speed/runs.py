@@ -19,9 +19,9 @@ from flashback.errors import FlashbackError
 from flashback.hosts.outside import find_hosts
 from flashback.speed.figures import Packed, PackedCase, Run, RunCase, TaskCost, reason
 from flashback.speed.setup import Setup
-from flashback.studies.packing import FixedPace, portion, sharing_gpu
+from flashback.studies.packing import FixedConcurrency, portion, sharing_gpu
 from flashback.studies.processes import run_in_processes
-from flashback.training.surroundings import WHOLE
+from flashback.training.environment import WHOLE
 from flashback.training.trainer import Event, Observer, Trainer
 
 START = 300.0  # seconds in which all of several runs must be ready to start
@@ -198,7 +198,7 @@ def carry_out(jobs: Sequence[Job], sharing: bool = False) -> list[Account]:
         return observe
 
     named = {str(k): job for k, job in enumerate(jobs)}
-    problems = run_in_processes(named, FixedPace(len(jobs)), serve, watch, sharing)
+    problems = run_in_processes(named, FixedConcurrency(len(jobs)), serve, watch, sharing)
     # Of runs that wait for each other, one that fails makes the others fail: their own words say the least.
     found = [problem for problem in problems.values() if problem is not None]
     if found:

@@ -15,7 +15,7 @@ from flashback.hosts import HOSTS
 from flashback.hosts.outside import HostFiles
 from flashback.recipes import configure
 from flashback.training.building import build_method
-from flashback.training.surroundings import prepare_device
+from flashback.training.environment import prepare_device
 from flashback.training.trainer import Trainer
 
 EXEMPLARS = 20  # per class

@@ -170,7 +170,7 @@ class Ending:
 
 @dataclass
 class Moments:
-    """A keeper that copies the state of a run at some moments and lets it go on."""
+    """A checkpointer that copies the state of a run at some moments and lets it go on."""
 
     states: list[RunState]
     wanted: Callable[[Position], bool]
@@ -206,7 +206,7 @@ class Trial:
     def train(
         self,
         config: RunConfig,
-        keeper: Moments | None = None,
+        checkpointer: Moments | None = None,
         state: RunState | None = None,
         change: Callable[[Host, Stage], Stage] | None = None,
     ) -> Ending:
@@ -215,7 +215,7 @@ class Trial:
         if change is not None:
             host, own = method.host, method.host.stages
             host.stages = lambda: [change(host, stage) for stage in own()]  # type: ignore[method-assign]
-        trainer = Trainer(method, self.benchmark, keeper=keeper)
+        trainer = Trainer(method, self.benchmark, checkpointer=checkpointer)
         if state is not None:
             trainer.resume(state)
         return Ending.of(trainer)
@@ -362,10 +362,10 @@ def repeats(trial: Trial) -> None:
 
 def resumes(trial: Trial) -> None:
     """Stopped at any moment and continued, it ends as if nobody had stopped it"""
-    keeper = Moments([], lambda at: at.step in (0, 1))  # every transition, and inside every epoch
-    if differing := trial.train(trial.config(trial.flashback), keeper).differs_from(trial.whole):
+    checkpointer = Moments([], lambda at: at.step in (0, 1))  # every transition, and inside every epoch
+    if differing := trial.train(trial.config(trial.flashback), checkpointer).differs_from(trial.whole):
         raise Broken(f"being saved changes it ({differing})")
-    for state in keeper.states:
+    for state in checkpointer.states:
         if differing := trial.train(trial.config(trial.flashback), state=state).differs_from(trial.whole):
             raise Broken(
                 f"stopped {place_in_run(state)}, it ends with other values ({differing}); what it remembers between "

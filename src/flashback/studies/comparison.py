@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from flashback.config import shown, to_dict, within
-from flashback.errors import FlashbackError
+from flashback.config import shown, to_dict
+from flashback.errors import FlashbackError, require
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, summarise, verdict
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
@@ -21,7 +21,7 @@ from flashback.recipes import check_free, config_from_dict, configure
 from flashback.records import RunRecord, differing_keys, is_begun, make_folder, read_record, write_atomically
 from flashback.records.folder import ANOTHER_FOLDER, COMPARISON
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
-from flashback.studies.jobs import Job, Place, carry_out, group_failures, is_finished
+from flashback.studies.jobs import Job, RunContext, carry_out, group_failures, is_finished
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
@@ -76,7 +76,7 @@ class Comparison:
     cost: dict[str, Cost]
     equal_budget: bool | None  # measured, step by step and image by image; None where no seed has both arms
     differing_settings: list[str]  # of the host, between the arms
-    differing_surroundings: list[str]  # devices, versions, threads that were not the same for all runs
+    differing_environment: list[str]  # devices, versions, threads that were not the same for all runs
     failures: dict[str, str]
     reused: list[str]
     further_seeds: list[int] = field(default_factory=list)  # not asked for, but finished in the folder already
@@ -119,7 +119,7 @@ class Comparison:
         return {**asdict(self), "budget": self.budget, "sentence": self.sentence}
 
 
-class NothingToCompare(FlashbackError):  # noqa: N818 - a FlashbackError by name too
+class NothingToCompareError(FlashbackError):
     """All runs of an arm have failed; what is known of the others is in `comparison`."""
 
     def __init__(self, comparison: Comparison) -> None:
@@ -152,11 +152,11 @@ def compare(
     together faster. `watch` gives the observer of a run by its name.
     """
     seeds = chosen_seeds(seeds)
-    within(len(seeds) >= 1, "a comparison needs at least one seed")
-    within(len(set(seeds)) == len(seeds), f"each seed counts once; {', '.join(map(str, seeds))} repeats one")
+    require(len(seeds) >= 1, "a comparison needs at least one seed")
+    require(len(set(seeds)) == len(seeds), f"each seed counts once; {', '.join(map(str, seeds))} repeats one")
     check_free(settings or {}, "a comparison")
     find_hosts(host_file)
-    place = Place.of(data, device, host_file, jobs, track)
+    place = RunContext.of(data, device, host_file, jobs, track)
 
     def job_of(arm: str, seed: int) -> Job:
         config = configure(
@@ -169,13 +169,13 @@ def compare(
     reused = [job.name for job in planned if is_finished(job, checksum)]
     others = [job_of(arm, seed) for arm, seed in runs_in(Path(out)) if seed not in seeds]
     further = [job for job in others if is_finished(job, checksum)]
-    within(not is_begun(Path(out)), f"{out} holds a run; {ANOTHER_FOLDER}")
+    require(not is_begun(Path(out)), f"{out} holds a run; {ANOTHER_FOLDER}")
     make_folder(Path(out))
     failures = carry_out([job for job in planned if job.name not in reused], jobs, watch, Path(out))
     comparison = conclude(planned, failures, reused, further)
     write_atomically(Path(out) / COMPARISON, json.dumps(comparison.as_dict(), indent=1) + "\n")
     if comparison.equal_budget is None and failures:
-        raise NothingToCompare(comparison)
+        raise NothingToCompareError(comparison)
     return comparison
 
 
@@ -230,7 +230,7 @@ def conclude(
         cost={arm: measure_cost([records[key] for key in records if key[0] == arm]) for arm in ARMS},
         equal_budget=has_equal_budget(records, seeds),
         differing_settings=differing_keys(host, flashback, ignored=["flashback", "seed"]),
-        differing_surroundings=differing_surroundings(records.values()),
+        differing_environment=differing_environment(records.values()),
         failures=failures,
         reused=reused,
         further_seeds=sorted({job.seed for job in further}),
@@ -252,7 +252,7 @@ def flashback_in_words(config: Mapping[str, Any]) -> str:
     return f"alpha_p {chosen.alpha:g}, E1 {first} of {first + second} epochs a task"
 
 
-def differing_surroundings(records: Iterable[RunRecord]) -> list[str]:
+def differing_environment(records: Iterable[RunRecord]) -> list[str]:
     """In what else than settings the runs differ. Their parts of a GPU change no more than how sums are rounded."""
     around = [record.run.get("must_match", {}) for record in records]
     return sorted({key for one in around for key in differing_keys(around[0], one, ignored=["portion"])})
@@ -308,24 +308,24 @@ def read_finished(folder: Path) -> RunRecord:
 def check_measured(record: RunRecord) -> RunRecord:
     """The record, once all that is told of a run is there and of its kind; its metrics follow from its matrices."""
     for quantity in ("steps", "images", "seconds"):
-        within(is_number(record.run.get(quantity), 1e18), f"run.json does not say how many {quantity} the run took")
+        require(is_number(record.run.get(quantity), 1e18), f"run.json does not say how many {quantity} the run took")
     sizes = record.run.get("knowledge_bytes")
-    within(
+    require(
         isinstance(sizes, dict) and all(is_number(size, 1e18) for size in sizes.values()),
         "run.json does not say how many bytes of knowledge the run kept",
     )
-    within(isinstance(record.run.get("must_match", {}), dict), "run.json does not hold a mapping under must_match")
+    require(isinstance(record.run.get("must_match", {}), dict), "run.json does not hold a mapping under must_match")
     return replace(record, results=measured(record.results))
 
 
 def measured(results: Any) -> dict[str, Any]:
     """Matrices and metrics of both settings, as one classifier has them."""
-    within(isinstance(results, dict), "results.json holds no settings")
+    require(isinstance(results, dict), "results.json holds no settings")
     return {setting: measured_in(setting, results.get(setting)) for setting in SETTINGS}
 
 
 def measured_in(setting: str, values: Any) -> dict[str, Any]:
-    within(isinstance(values, dict), f"results.json has no {setting} results")
+    require(isinstance(values, dict), f"results.json has no {setting} results")
     matrix = lower_triangle(values.get("matrix"), setting)
     ahead = {name: percentages(values.get(name), f"{setting} {name}") for name in ("zero_shot", "untrained")}
     # The number of test images is not in the record, so what depends on it is taken over.
@@ -337,16 +337,16 @@ def measured_in(setting: str, values: Any) -> dict[str, Any]:
 
 def lower_triangle(matrix: Any, setting: str) -> list[list[float]]:
     whole = isinstance(matrix, list) and len(matrix) > 0 and all(isinstance(row, list) for row in matrix)
-    within(whole, f"results.json has no {setting} matrix")
+    require(whole, f"results.json has no {setting} matrix")
     rows: list[list[float]] = [row[: k + 1] for k, row in enumerate(matrix)]
     complete = all(len(row) == k + 1 and all(is_number(value, 100) for value in row) for k, row in enumerate(rows))
-    within(complete, f"the {setting} matrix of results.json is not a triangle of percentages")
+    require(complete, f"the {setting} matrix of results.json is not a triangle of percentages")
     return rows
 
 
 def percentages(values: Any, what: str) -> list[float | None] | None:
     right = isinstance(values, list) and all(value is None or is_number(value, 100) for value in values)
-    within(values is None or right, f"{what} of results.json is not a list of percentages")
+    require(values is None or right, f"{what} of results.json is not a list of percentages")
     return values  # type: ignore[no-any-return]
 
 

@@ -17,20 +17,19 @@ from typing import Any
 import torch
 
 from flashback.benchmarks.load import fetch_data, missing_data
-from flashback.config import within
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, require
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
 from flashback.recipes import config_from_dict
 from flashback.records import RunFolder
-from flashback.studies.packing import FixedPace, MeasuredPace, sharing_gpu
+from flashback.studies.packing import FixedConcurrency, MeasuredConcurrency, sharing_gpu
 from flashback.studies.processes import DIED, STOPPED, end_of, run_in_processes
-from flashback.training.beginnings import SHARED, first_task_settings
 from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.checkpoints import Interrupted
+from flashback.training.environment import PORTION, select_device
 from flashback.training.finished import finished_run
+from flashback.training.first_task_cache import SHARED, first_task_settings
 from flashback.training.running import run
-from flashback.training.surroundings import PORTION, select_device
 from flashback.training.trackers import check_tracker
 from flashback.training.trainer import Observer
 
@@ -40,7 +39,7 @@ SOME = 4  # runs at a time, before it is measured how many pay
 
 
 @dataclass(frozen=True)
-class Place:
+class RunContext:
     """Where runs find what they need."""
 
     data: str | Path | None
@@ -56,8 +55,8 @@ class Place:
         host_file: HostFiles,
         jobs: int | None,
         track: Sequence[str] = (),
-    ) -> Place:
-        within(jobs is None or jobs >= 1, f"jobs (--jobs) is at least 1, not {jobs}")
+    ) -> RunContext:
+        require(jobs is None or jobs >= 1, f"jobs (--jobs) is at least 1, not {jobs}")
         for name in track:
             check_tracker(name)
         return cls(data, select_device(device).type, host_file, tuple(track))
@@ -71,7 +70,7 @@ class Job:
     seed: int
     config: dict[str, Any]
     folder: Path
-    place: Place
+    place: RunContext
     title: str = ""
     first_tasks: Path | None = None  # where it shares its first task with others, if it does
 
@@ -146,7 +145,7 @@ def check_reachable(jobs: Sequence[Job]) -> None:
     if hasattr(sys.modules["__main__"], "__file__"):
         return
     for name in sorted({job.config["host"]["name"] for job in jobs}):
-        within(
+        require(
             name not in HOSTS or HOSTS[name].__module__ != "__main__",
             f"{name} is made in this session alone, and runs at a time are processes of their own; put it into a file "
             "and name that (host_file), or run one at a time (jobs=1)",
@@ -184,7 +183,11 @@ def run_packed(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Ob
     if not jobs:
         return {}
     with sharing_gpu(jobs[0].place.device) as sharing:
-        pace = FixedPace(count) if count is not None else MeasuredPace.of_gpu({job.name: job.cost_key for job in jobs})
+        pace = (
+            FixedConcurrency(count)
+            if count is not None
+            else MeasuredConcurrency.of_gpu({job.name: job.cost_key for job in jobs})
+        )
         lasting = jobs[0].place.device != "cuda"
         return run_in_processes({job.name: job for job in jobs}, pace, attempt_alone, watch, sharing, lasting)
 

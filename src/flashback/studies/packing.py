@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from flashback.training.surroundings import PORTION
+from flashback.training.environment import PORTION
 from flashback.training.trainer import Event
 
 WORTH_IT = 1.1  # twice as many runs must be so many times faster together
@@ -26,7 +26,7 @@ MPS = "nvidia-cuda-mps-control"
 OVERLAP = 2.0  # the portions of all runs add up to so many devices
 
 
-class Pace(Protocol):
+class Concurrency(Protocol):
     """Says how many runs may go on at a time, and is told what they do."""
 
     limit: int
@@ -37,7 +37,7 @@ class Pace(Protocol):
 
 
 @dataclass
-class FixedPace:
+class FixedConcurrency:
     """Nothing changes its mind."""
 
     limit: int
@@ -67,7 +67,7 @@ class Mark:
     change: int  # how often runs had started, begun to train and ended by then
 
 
-class MeasuredPace:
+class MeasuredConcurrency:
     """Doubles the runs at a time while that makes all together faster, and while their memory fits.
 
     Runs differ in cost, so each is compared with itself and with those alike: if runs that shared the device with n
@@ -94,7 +94,7 @@ class MeasuredPace:
         self.spent: dict[int, dict[Kind, Spent]] = defaultdict(lambda: defaultdict(Spent))
 
     @classmethod
-    def of_gpu(cls, alike: Mapping[str, str]) -> MeasuredPace:
+    def of_gpu(cls, alike: Mapping[str, str]) -> MeasuredConcurrency:
         """For these runs on the present GPU; each needs a core of the CPU to drive it."""
         return cls(min(len(alike), usable_cores()), lambda: torch.cuda.mem_get_info()[0], alike=alike)
 

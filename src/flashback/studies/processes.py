@@ -14,11 +14,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from flashback.config import within
-from flashback.errors import warn_once
-from flashback.studies.packing import Pace, environment, portion
+from flashback.errors import require, warn_once
+from flashback.studies.packing import Concurrency, environment, portion
 from flashback.training.checkpoints import Interrupted
-from flashback.training.surroundings import PORTION
+from flashback.training.environment import PORTION
 from flashback.training.trainer import Event, Observer
 
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
@@ -42,7 +41,7 @@ class Worker:
 
 def run_in_processes(
     jobs: Mapping[str, Any],
-    pace: Pace,
+    pace: Concurrency,
     work: Work,
     watch: Callable[[str], Observer],
     sharing: bool = False,
@@ -74,7 +73,7 @@ def run_in_processes(
 class Crew:
     """The processes that are at work, each on a run, and those that wait for another one."""
 
-    def __init__(self, pace: Pace, work: Work, lasting: bool, problems: dict[str, str | None]) -> None:
+    def __init__(self, pace: Concurrency, work: Work, lasting: bool, problems: dict[str, str | None]) -> None:
         self.pace, self.work, self.lasting, self.problems = pace, work, lasting, problems
         self.running: dict[Any, tuple[str, Worker, Observer]] = {}
         self.idle: list[Worker] = []
@@ -106,7 +105,7 @@ class Crew:
             self.problems[name] = value
         else:
             worker.process.join()
-            within(worker.process.exitcode != UNGUARDED, GUARD)
+            require(worker.process.exitcode != UNGUARDED, GUARD)
         if kind == "gone" or (kind == "end" and self.lasting):
             self.idle += [worker] if kind == "end" else []
             del self.running[worker.pipe]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from flashback.benchmarks import Benchmark, Images, known_as
-from flashback.config import RunConfig, within
-from flashback.errors import FlashbackError
+from flashback.config import RunConfig
+from flashback.errors import FlashbackError, require
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.metrics import LinearCKA
@@ -65,8 +65,10 @@ def compare_representations(
 def check_roles(folders: Mapping[str, Path], configs: Mapping[str, RunConfig]) -> None:
     """A host, the same host with flashback, and a network that saw all tasks at once, in this order."""
     host, flashback, reference = configs["host"], configs["flashback"], configs["reference"]
-    within(not host.flashback.enabled, f"{folders['host']} was trained with flashback; the first run is the host alone")
-    within(
+    require(
+        not host.flashback.enabled, f"{folders['host']} was trained with flashback; the first run is the host alone"
+    )
+    require(
         flashback.flashback.enabled,
         f"{folders['flashback']} was trained without flashback; the second run is the same host with it",
     )
@@ -74,15 +76,15 @@ def check_roles(folders: Mapping[str, Path], configs: Mapping[str, RunConfig]) -
         "host": (host.host.name, flashback.host.name),
         "benchmark": (known_as(host.benchmark.name), known_as(flashback.benchmark.name)),
     }.items():
-        within(first == second, f"the first two runs have the {what}s {first} and {second}; CKA needs the same {what}")
-    within(
+        require(first == second, f"the first two runs have the {what}s {first} and {second}; CKA needs the same {what}")
+    require(
         not HOSTS[reference.host.name].task_by_task,
         f"{folders['reference']} is a run of {reference.host.name}, which learns task by task; "
         "the reference is one that saw all tasks at once (joint)",
     )
     shares = {name: config.benchmark.validation for name, config in configs.items()}
     held_out = {(share, configs[name].seed if share else None) for name, share in shares.items()}
-    within(
+    require(
         len(held_out) == 1,
         "the runs hold out other images for validation, so CKA would look at images that some of them were trained on; "
         "give runs without benchmark.validation, or with the same share and seed",

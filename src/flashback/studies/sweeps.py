@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import torch
 
-from flashback.config import build, fields_of, read_yaml, to_dict, within
-from flashback.errors import FlashbackError, unknown
+from flashback.config import build, fields_of, read_yaml, to_dict
+from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.recipes import check_free, configure
 from flashback.records import dotted
 from flashback.records.terms import FLASHBACK
-from flashback.studies.jobs import Job, Place, carry_out, ensure_data, gets_another_chance, is_finished
+from flashback.studies.jobs import Job, RunContext, carry_out, ensure_data, gets_another_chance, is_finished
 from flashback.training.trainer import Event, Observer
 
 LONGEST_NAME = 120  # letters of a folder; file systems take 255 bytes
@@ -41,9 +41,9 @@ class Part:
 
     def check(self, source: str) -> None:
         for name in ("hosts", "benchmarks", "seeds", "arms"):
-            within(len(getattr(self, name)) >= 1, f"{source}: {name} is empty; name at least one")
+            require(len(getattr(self, name)) >= 1, f"{source}: {name} is empty; name at least one")
         for key, values in self.grid.items():
-            within(isinstance(values, list) and len(values) >= 1, f"{source}: grid.{key} is a list of values")
+            require(isinstance(values, list) and len(values) >= 1, f"{source}: grid.{key} is a list of values")
         check_free({**self.settings, **self.grid}, "a sweep")
 
 
@@ -82,7 +82,7 @@ def parse_sweep(text: str, source: str) -> Sweep:
         raise FlashbackError(f"{source} is not a sweep: it holds no mapping of keys")
     title = str(document.pop("title", Path(source).stem))
     parts = document.pop("parts", [{}])
-    within(isinstance(parts, list) and all(isinstance(part, dict) for part in parts), f"{source}: parts is a list")
+    require(isinstance(parts, list) and all(isinstance(part, dict) for part in parts), f"{source}: parts is a list")
     written = [merged(document, part) for part in parts]
     for count in (part["seeds"] for part in written if type(part.get("seeds")) is int):
         meant = list(range(count)) if 1 <= count <= 10 else [count]  # so many, or just this one
@@ -99,7 +99,7 @@ def parse_sweep(text: str, source: str) -> Sweep:
 def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """What a part says, over what all parts share; settings add up."""
     given = [part.get("settings") or {} for part in (common, own)]
-    within(all(isinstance(settings, Mapping) for settings in given), "the settings of a sweep are a mapping of keys")
+    require(all(isinstance(settings, Mapping) for settings in given), "the settings of a sweep are a mapping of keys")
     settings = {**given[0], **given[1]}
     return {**common, **own, **({"settings": settings} if settings else {})}
 
@@ -107,7 +107,7 @@ def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- planning
 
 
-def plan(sweep: Sweep, out: Path, place: Place) -> list[Job]:
+def plan(sweep: Sweep, out: Path, place: RunContext) -> list[Job]:
     """Every run of a sweep once. Settings of flashback make no difference to the arm without it.
 
     Hosts that flashback cannot be attached to have no arm with it.
@@ -131,11 +131,11 @@ def plan(sweep: Sweep, out: Path, place: Place) -> list[Job]:
                 )
                 folder = out / slug(benchmark) / slug(host) / slug(part.recipe) / label(choice) / arm / f"seed-{seed}"
                 job = Job(arm, seed, to_dict(config), folder, place, str(folder.relative_to(out)))
-                within(
+                require(
                     jobs.setdefault(folder, job).config == job.config,
                     f"two parts plan different runs for {job.title}; put what differs into the grid",
                 )
-    within(bool(jobs), "the sweep plans no run: none of its hosts can have flashback; add the arm host")
+    require(bool(jobs), "the sweep plans no run: none of its hosts can have flashback; add the arm host")
     return list(jobs.values())
 
 
@@ -146,7 +146,7 @@ def check_host_settings(part: Part) -> None:
         lacking = [host for host in part.hosts if key not in known[host]]
         if len(lacking) == len(part.hosts):
             raise unknown("key", key, set().union(*known.values()))
-        within(
+        require(
             not lacking,
             f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no {key}; give the hosts that have it "
             "and those that lack it parts of their own, under `parts`",
@@ -231,7 +231,7 @@ def run_sweep(
     """
     find_hosts(host_file)
     asked = sweep if isinstance(sweep, Sweep) else read_sweep(sweep)
-    planned = plan(asked, Path(out), Place.of(data, device, host_file, jobs, track))
+    planned = plan(asked, Path(out), RunContext.of(data, device, host_file, jobs, track))
     outcome, missing = survey(planned)
 
     def observe(name: str) -> Observer:

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 import yaml
 
-from flashback.config import RunConfig, to_dict, within
-from flashback.errors import import_extra
+from flashback.config import RunConfig, to_dict
+from flashback.errors import import_extra, require
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.recipes import Recipe, check_free, comparable, configure
 from flashback.recipes.resolving import is_recipe_file, own_recipe
 from flashback.records import RunFolder, dotted, read_record, write_atomically
 from flashback.studies.sweeps import label
-from flashback.training.beginnings import SHARED
 from flashback.training.finished import IGNORED, finished_run
+from flashback.training.first_task_cache import SHARED
 from flashback.training.running import run
 from flashback.training.trainer import Observer
 
@@ -69,7 +69,7 @@ def tune(
     nothing chosen runs too: a choice that does not reach it is no gain.
     """
     optuna = needed_optuna()
-    within(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
+    require(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
     own = dotted(settings or {})
     check_free(own, "tuning")
     find_hosts(host_file)
@@ -80,7 +80,7 @@ def tune(
         return configure(host, benchmark, flashback=flashback, seed=seed, recipe=recipe, settings=values, data=data)
 
     alone = configured({}, flashback=False)
-    within(alone.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
+    require(alone.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
     space: Space = dict(over or usual_space(alone.training.epochs))
     with_flashback = check_space(space, own)
     space = as_configured(space, lambda chosen: configured(chosen, with_flashback))
@@ -131,16 +131,16 @@ def check_space(space: Space, settings: Mapping[str, Any]) -> bool:
     """Refuse what cannot be chosen; return whether it is flashback's settings that are."""
     check_free(space, "tuning")
     for key, values in space.items():
-        within(key not in settings, f"tuning chooses {key} itself; take it out of the settings")
-        within(not key.startswith("benchmark."), f"{key} cannot be tuned: it changes what is to be learned")
+        require(key not in settings, f"tuning chooses {key} itself; take it out of the settings")
+        require(not key.startswith("benchmark."), f"{key} cannot be tuned: it changes what is to be learned")
         several = isinstance(values, Sequence) and not isinstance(values, str)
-        within(several and bool(values), f"{key} needs a list of values to choose among")
-        within(
+        require(several and bool(values), f"{key} needs a list of values to choose among")
+        require(
             all(isinstance(value, str | int | float | None) for value in values),
             f"{key} is chosen among numbers, words, true and false; for lists use a sweep on validation images",
         )
     of_flashback = [key.startswith(FLASHBACK) for key in space]
-    within(
+    require(
         all(of_flashback) or not any(of_flashback),
         "settings of flashback are tuned for the host with flashback, those of both arms for the host alone: first "
         "tune the latter, then, with the recipe that this writes, the former",
@@ -154,7 +154,7 @@ def as_configured(space: Space, configured: Callable[[Mapping[str, Any]], RunCon
     first = {key: values[0] for key, values in space.items()}
     for key, values in space.items():
         read = [dotted(to_dict(configured({**first, key: value})))[key] for value in values]
-        within(len(set(read)) == len(read), f"{key} has the same value twice among those to choose among")
+        require(len(set(read)) == len(read), f"{key} has the same value twice among those to choose among")
         found[key] = values if isinstance(values, range) else read
     for choice in islice(product(*found.values()), CHECKED):  # each alone may make sense, and not together
         configured(dict(zip(found, choice, strict=True)))
@@ -171,7 +171,7 @@ def open_study(optuna: Any, folder: Path, space: Space, seed: int) -> Any:
     )
     now = {key: list(values) for key, values in space.items()}
     before = study.user_attrs.get("over", now)
-    within(before == now, f"{folder} holds a tuning over {before}; choose another folder for one over {now}")
+    require(before == now, f"{folder} holds a tuning over {before}; choose another folder for one over {now}")
     study.set_user_attr("over", now)
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
     return study

@@ -12,14 +12,14 @@ import torch
 
 from flashback.benchmarks import Benchmark, class_order, load_benchmark
 from flashback.benchmarks.orders import task_sizes
-from flashback.config import RunConfig, shown, within
-from flashback.errors import FlashbackError
+from flashback.config import RunConfig, shown
+from flashback.errors import FlashbackError, require
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import find_hosts
 from flashback.plugin import Flashback
 from flashback.recipes import configure
 from flashback.recipes.resolving import dotted_keys
-from flashback.training.surroundings import select_device
+from flashback.training.environment import select_device
 
 SINGLE_IMAGE = (
     "batch norm has nothing to compare a single image with, in a network whose last maps are single pixels; raise "
@@ -56,7 +56,7 @@ def build_host(
         raise FlashbackError(
             f"a configuration has its settings already; give {', '.join(settings)} to fb.configure, not fb.build_host"
         )
-    within(
+    require(
         isinstance(config, RunConfig),
         f"fb.build_host takes the name of a host or what fb.configure returns, not {type(config).__name__}",
     )
@@ -68,7 +68,7 @@ def build_host(
 
 
 def check_loaded(benchmark: Benchmark, what: str) -> None:
-    within(
+    require(
         isinstance(benchmark, Benchmark),
         f"{what} takes a benchmark that is loaded, not {type(benchmark).__name__}; load it with fb.load_benchmark",
     )
@@ -87,7 +87,7 @@ def check_benchmark(config: RunConfig, given: Benchmark) -> None:
         ("tasks", chosen.tasks, len(given.tasks)),
         ("validation", chosen.validation, given.validation),
     ):
-        within(
+        require(
             said is None or said == found,
             f"benchmark.{key} is {shown(said)} in the configuration but {shown(found)} in the benchmark; give "
             "fb.configure and fb.load_benchmark the same",

@@ -22,12 +22,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flashback.config import CheckpointConfig, build, within
-from flashback.errors import FlashbackError
+from flashback.config import CheckpointConfig, build
+from flashback.errors import FlashbackError, require
 from flashback.records import write_atomically
 from flashback.records.folder import LARGEST_RECORD, NO_ROOM, read_file
 from flashback.records.terms import SETTINGS
-from flashback.training.trainer import History, Keeper, Position, RunState
+from flashback.training.trainer import Checkpointer, History, Position, RunState
 
 KEPT = 2  # the last good one, and the one before in case the last is damaged
 MANIFEST = re.compile(r"[0-9]{6,}\.json")
@@ -43,10 +43,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Checkpoints:
-    """The keeper of a run folder: saves when due, stops when asked, and finds the last good state again."""
+    """The checkpointer of a run folder: saves when due, stops when asked, and finds the last good state again."""
 
     def __init__(self, folder: Path, settings: CheckpointConfig, log_size: Callable[[], int] = lambda: 0) -> None:
-        within(not folder.is_symlink(), f"{folder} is a link, and a run writes into its own folder only; remove it")
+        require(not folder.is_symlink(), f"{folder} is a link, and a run writes into its own folder only; remove it")
         self.folder, self.settings, self.log_size = folder, settings, log_size
         self.stopping = threading.Event()
         self.damaged: set[str] = set()  # checkpoints found so, by their number
@@ -149,10 +149,10 @@ class Checkpoints:
             put_back()
 
 
-class Aside:
-    """Keeps what another keeper does, and puts the state aside in some places too."""
+class TeeCheckpointer:
+    """Keeps what another checkpointer does, and puts the state aside in some places too."""
 
-    def __init__(self, own: Keeper, wanted: Callable[[Position], bool], put: Callable[[RunState], None]) -> None:
+    def __init__(self, own: Checkpointer, wanted: Callable[[Position], bool], put: Callable[[RunState], None]) -> None:
         self.own, self.wanted, self.put = own, wanted, put
 
     def due(self, position: Position) -> bool:
@@ -238,7 +238,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     ]
     matrices = [matrix for measured in history.matrices.values() for matrix in measured.values()]
     entries = [tuple(type(entry[key]) for key in ("task", "stage", "steps", "images")) for entry in history.budget]
-    within(
+    require(
         all(type(number) is int and number >= 0 for number in numbers)
         and all(names == set(SETTINGS) for names in settings)
         and all(len(matrix) == position.task for matrix in matrices)

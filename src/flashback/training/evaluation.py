@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashback.benchmarks import Benchmark, Task
-from flashback.config import within
+from flashback.errors import require
 from flashback.hosts.base import Classifier, Host
 from flashback.nets import evaluating
 from flashback.plugin import Flashback
@@ -26,7 +26,7 @@ def evaluation_mode(host: Host) -> Iterator[None]:
 
 
 def host_of(method: Host | Flashback, what: str) -> Host:
-    within(
+    require(
         isinstance(method, Host | Flashback),
         f"{what} takes a host, bare or wrapped by fb.Flashback, not {type(method).__name__}; build one with "
         "fb.build_host",
@@ -42,12 +42,12 @@ def evaluate(method: Host | Flashback, tasks: Benchmark | Sequence[Task]) -> dic
     """
     host = host_of(method, "fb.evaluate")
     tasks = tasks.tasks if isinstance(tasks, Benchmark) else tasks
-    within(
+    require(
         isinstance(tasks, Sequence) and len(tasks) > 0 and all(isinstance(task, Task) for task in tasks),
         "fb.evaluate takes a benchmark or a list of its tasks",
     )
     own, given = host.benchmark.image_shape, tuple(tasks[0].test.x.shape[1:])
-    within(
+    require(
         own == given,
         f"this host was built for images of shape {list(own)}, and these are {list(given)}; evaluate it on such images",
     )

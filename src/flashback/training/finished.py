@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashback.config import within
+from flashback.errors import require
 from flashback.hosts.outside import outside_code
 from flashback.recipes import comparable, config_from_dict, resolved
 from flashback.records import RunRecord, check_settings, is_begun, is_finished, read_record
@@ -35,6 +35,8 @@ def finished_run(
     known = record.run.get("must_match")
     before = known.get("code") if isinstance(known, dict) else None
     now = outside_code(config["host"]["name"], config["host"]["net"]).get("code")
-    within(before == now, f"{folder} was made with other code of this host or net; {ANOTHER_FOLDER}")
-    within(checksum in (None, record.run.get("data_checksum")), f"{folder} holds a run on other data; {ANOTHER_FOLDER}")
+    require(before == now, f"{folder} was made with other code of this host or net; {ANOTHER_FOLDER}")
+    require(
+        checksum in (None, record.run.get("data_checksum")), f"{folder} holds a run on other data; {ANOTHER_FOLDER}"
+    )
     return record

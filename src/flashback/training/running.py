@@ -11,20 +11,17 @@ import torch
 
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.recorded import recorded_benchmark
-from flashback.config import RunConfig, shown, to_dict, within
-from flashback.errors import FlashbackError
+from flashback.config import RunConfig, shown, to_dict
+from flashback.errors import FlashbackError, require
 from flashback.hosts.base import Host
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.plugin import Flashback
 from flashback.recipes import comparable, config_from_dict
 from flashback.records import RunFolder, is_finished, read_config
 from flashback.records.folder import ANOTHER_FOLDER, COMPARISON
-from flashback.training.beginnings import AFTER_FIRST_TASK, Beginning, tell_earlier
 from flashback.training.building import build_method, check_loaded, open_benchmark, saying_what_to_change
-from flashback.training.checkpoints import Aside, Checkpoints, Models
-from flashback.training.evaluation import host_of
-from flashback.training.finished import IGNORED, finished_run
-from flashback.training.surroundings import (
+from flashback.training.checkpoints import Checkpoints, Models, TeeCheckpointer
+from flashback.training.environment import (
     changed_on_resume,
     compare_surroundings,
     describe,
@@ -32,8 +29,11 @@ from flashback.training.surroundings import (
     select_device,
     select_precision,
 )
+from flashback.training.evaluation import host_of
+from flashback.training.finished import IGNORED, finished_run
+from flashback.training.first_task_cache import AFTER_FIRST_TASK, Beginning, tell_earlier
 from flashback.training.trackers import check_tracker, tracking
-from flashback.training.trainer import Event, History, Keeper, Observer, RunState, Trainer, TrainingResult
+from flashback.training.trainer import Checkpointer, Event, History, Observer, RunState, Trainer, TrainingResult
 
 CHECKPOINT = "checkpoint"  # the folder in that of a run
 
@@ -58,13 +58,13 @@ def run(
     that differ in flashback alone leave and find their first task; `progress` prints a line for every task learned.
     A run that began with other code of its own host or net starts anew, unless `other_code` lets it go on.
     """
-    within(isinstance(config, RunConfig), "fb.run takes a configuration; make one with fb.configure(host, benchmark)")
-    within(out is not None or not track, "trackers write into the folder of a run; give one (out)")
+    require(isinstance(config, RunConfig), "fb.run takes a configuration; make one with fb.configure(host, benchmark)")
+    require(out is not None or not track, "trackers write into the folder of a run; give one (out)")
     for name in track:
         check_tracker(name)
     device = select_device(device)
     precision = select_precision(config, device)
-    within(out is None or not (Path(out) / COMPARISON).exists(), f"{out} holds a comparison; {ANOTHER_FOLDER}")
+    require(out is None or not (Path(out) / COMPARISON).exists(), f"{out} holds a comparison; {ANOTHER_FOLDER}")
     benchmark = open_benchmark(config, data)
     if out is not None and (record := finished_run(Path(out), to_dict(config), benchmark.checksum)) is not None:
         return TrainingResult.read(record)
@@ -92,7 +92,7 @@ def train(
     run that is stopped is lost: `run` keeps a record and goes on.
     """
     host = host_of(method, "fb.train")
-    within(
+    require(
         isinstance(method, Flashback) or not host.config.flashback.enabled,
         "the configuration of this host asks for flashback; train fb.Flashback(host), or give the configuration to "
         "fb.run",
@@ -103,7 +103,7 @@ def train(
         (each.checksum, each.order, each.sizes, each.validation, each.validation_seed)
         for each in (host.benchmark, benchmark)
     )
-    within(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
+    require(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
     precision = select_precision(host.config, host.device)
     observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
     with prepared_device(host.config, host.device, precision), saying_what_to_change():
@@ -144,7 +144,7 @@ def _run_in_folder(
     differing = compare_surroundings(folder, facts)
     checkpoints = Checkpoints(folder.path / CHECKPOINT, host.config.checkpoint, folder.log_size)
     models = Models(checkpoints.folder, host.config.checkpoint, len(benchmark.tasks))
-    keeper: Keeper = Aside(checkpoints, models.due, models.keep)
+    checkpointer: Checkpointer = TeeCheckpointer(checkpoints, models.due, models.keep)
     state = checkpoints.load()
     if state is not None and "code" in differing and not other_code:
         # One run is the work of one code: its arms and seeds would not be comparable. Only `resume` goes on with it.
@@ -160,8 +160,10 @@ def _run_in_folder(
     # A run that went on in other surroundings is no longer what its settings and surroundings make it.
     if first_tasks is not None and len(benchmark.tasks) > 1 and not facts["changed_on_resume"]:
         beginning = Beginning.of(first_tasks, to_dict(host.config), facts)
-        keeper = Aside(
-            keeper, lambda position: position == AFTER_FIRST_TASK, lambda left: beginning.leave(left, folder.read_log())
+        checkpointer = TeeCheckpointer(
+            checkpointer,
+            lambda position: position == AFTER_FIRST_TASK,
+            lambda left: beginning.leave(left, folder.read_log()),
         )
         if state is None and (found := beginning.find()):
             state, log = found
@@ -175,7 +177,7 @@ def _run_in_folder(
     with tracking(track, host.config, folder.path, resumed) as trackers:
         if state and trackers:
             tell_earlier(folder.read_log(), trackers)
-        trainer = Trainer(method, benchmark, [folder.log, *observers, *trackers], keeper, precision)
+        trainer = Trainer(method, benchmark, [folder.log, *observers, *trackers], checkpointer, precision)
         if state:
             trainer.resume(state)
         with checkpoints.stop_on_signals():
@@ -189,9 +191,9 @@ def _run_in_folder(
 def resume(path: str | Path, *, host_file: HostFiles = None, **options: Any) -> TrainingResult:
     """Continue the unfinished run of a folder, by what the folder holds alone; options are those of `run`."""
     find_hosts(host_file)
-    within(not Path(path).is_file(), f"{path} is a file; give the folder of the run, {Path(path).parent}")
+    require(not Path(path).is_file(), f"{path} is a file; give the folder of the run, {Path(path).parent}")
     config = config_from_dict(read_config(Path(path)))
-    within(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to go on with")
+    require(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to go on with")
     return run(config, out=path, other_code=True, **options)
 
 
@@ -217,7 +219,7 @@ def load_trained(
     def open_data() -> Benchmark:
         found = open_benchmark(config, data)
         same = record.get("data_checksum", found.checksum) == found.checksum
-        within(same, f"the run in {path} was made on other data than those found; give its own")
+        require(same, f"the run in {path} was made on other data than those found; give its own")
         return found
 
     benchmark = recorded_benchmark(record, open_data) or open_data()  # records of old say too little of the data
@@ -233,12 +235,12 @@ def kept_state(path: Path, config: RunConfig, tasks: int, after_tasks: int | Non
     """The state of a run at its end, or after so many of its tasks."""
     models = Models(path / CHECKPOINT, config.checkpoint, tasks)
     wanted = tasks if after_tasks is None else after_tasks
-    within(
+    require(
         type(wanted) is int and 1 <= wanted <= tasks,
         f"after_tasks is how many of the {tasks} tasks the model has learned, from 1 to {tasks}, not {shown(wanted)}",
     )
-    keeper = Checkpoints(models.folder, config.checkpoint) if wanted == tasks else models.after(wanted)
-    state = keeper.load()
+    checkpointer = Checkpoints(models.folder, config.checkpoint) if wanted == tasks else models.after(wanted)
+    state = checkpointer.load()
     if state is not None and state.values["position"]["task"] == wanted:
         return state
     if wanted < tasks:

@@ -80,7 +80,7 @@ class RunState:
     values: dict[str, Any]
 
 
-class Keeper(Protocol):
+class Checkpointer(Protocol):
     """Keeps checkpoints; asked after every step and every stage."""
 
     def due(self, position: Position) -> bool: ...
@@ -157,11 +157,11 @@ class Trainer:
         method: Host | Flashback,
         benchmark: Benchmark,
         observers: Sequence[Observer] = (),
-        keeper: Keeper | None = None,
+        checkpointer: Checkpointer | None = None,
         precision: str = "fp32",
     ) -> None:
         self.method, self.host, self.benchmark = method, method.host, benchmark
-        self.observers, self.keeper, self.precision = observers, keeper, precision
+        self.observers, self.checkpointer, self.precision = observers, checkpointer, precision
         self.position, self.history = Position(), History()
         self.step: TrainingStep | None = None
         self.seed = self.host.config.seed
@@ -291,13 +291,13 @@ class Trainer:
 
     def move(self, position: Position) -> None:
         self.position = position
-        if self.keeper is not None and self.keeper.due(position):
+        if self.checkpointer is not None and self.checkpointer.due(position):
             self.save()
 
     def save(self) -> None:
-        if self.keeper is not None:
+        if self.checkpointer is not None:
             self.count_training()
-            self.keeper.save(self.state())
+            self.checkpointer.save(self.state())
             if self._trained_until is not None:
                 self._trained_until = self.training_clock()  # saving is not training
 

@@ -11,7 +11,7 @@ from flashback.config import RunConfig
 from flashback.training.building import build_method, open_benchmark
 
 
-def count_ahead(config: RunConfig, data: str | Path | None) -> list[dict[str, Any]]:
+def preview_cost(config: RunConfig, data: str | Path | None) -> list[dict[str, Any]]:
     """What a run would spend, stage by stage, as its record will have it; the data must be at hand.
 
     Counts depend on labels and settings alone, so a small network that is not trained walks through all stages. Only
