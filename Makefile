@@ -44,7 +44,7 @@ lint: $(INSTALLED)
 	@$(BIN)/mypy
 
 evidence: $(INSTALLED)
-	@$(BIN)/flashback report results --format evidence --out docs/evidence.md
+	@PYTHONPATH=reproduction $(BIN)/python -m evidence
 
 docs: $(INSTALLED)
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PIP) -e '.[docs]'

@@ -85,12 +85,6 @@ def test_of_many_comparisons_the_terminal_says_how_they_came_out(
     ]
 
 
-def test_of_the_evidence_the_terminal_says_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_comparison(tmp_path / "runs", seeds=1)
-    assert call("report", tmp_path / "runs", "--format", "evidence", "--out", tmp_path / "evidence.md") == 0
-    assert capsys.readouterr().out == f"Report: {tmp_path / 'evidence.md'}, {tmp_path / 'images' / 'evidence.png'}\n"
-
-
 def test_several_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("icarl", "lucir"):
         matrices = {setting: made_matrix(3) for setting in SETTINGS}

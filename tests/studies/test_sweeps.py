@@ -107,44 +107,6 @@ def test_shipped_sweeps_resolve(name: str, tmp_path: Path) -> None:
     assert len(plan(read_sweep(name), tmp_path, HERE)) >= 3
 
 
-def test_the_controlled_table_is_planned_whole(tmp_path: Path) -> None:
-    jobs = plan(read_sweep("evidence"), tmp_path, HERE)
-    cells: dict[tuple[str, str], list[int]] = {}
-    for job in jobs:
-        host, training, flashback = (job.config[part] for part in ("host", "training", "flashback"))
-        cells.setdefault((host["name"], job.arm), []).append(job.seed)
-        assert (job.config["recipe"], host["net"], training["epochs"]) == ("controlled", "resnet18", 60)
-        assert job.config["benchmark"] == {
-            "name": "split-cifar100", "order": None, "sizes": None, "tasks": None, "validation": 0.0
-        }  # fmt: skip
-        assert host.get("memory_size", 2000) == 2000
-        if job.arm == "flashback":
-            assert (flashback["epochs"], flashback["second_epochs"]) == (5 if host["name"] == "oewc" else 10, None)
-    three, two, one = [123, 246, 369], [123, 246], [123]
-    both = dict.fromkeys(("icarl", "lwf-mc", "oewc", "lucir"), three) | {"xder": two}
-    expected = {(host, arm): seeds for host, seeds in both.items() for arm in ("host", "flashback")}
-    assert cells == expected | {(host, "host"): one for host in ("finetune", "joint", "der++")}
-    assert jobs[-1].config["host"]["name"] == "xder"  # by far the dearest
-
-
-def test_the_differences_are_planned_one_at_a_time(tmp_path: Path) -> None:
-    jobs = plan(read_sweep("icarl-differences"), tmp_path, HERE)
-    shown = []
-    for job in jobs:
-        training, flashback = job.config["training"], job.config["flashback"]
-        epochs = (training["epochs"], training["first_epochs"], flashback["second_epochs"])
-        shown.append((job.arm, training["schedule"], training["first_schedule"], *epochs))
-    assert shown == [
-        ("host", "none", None, 60, None, None),
-        ("host", "step", "none", 60, None, None),
-        ("host", "none", None, 70, 60, None),
-        ("flashback", "none", "none", 60, None, None),
-        ("flashback", "step", "none", 60, None, None),
-        ("flashback", "step", "none", 60, None, 60),
-        ("host", "step", "none", 50, 60, None),
-    ]
-
-
 def test_ancl_is_planned_as_reports_know_it(tmp_path: Path) -> None:
     jobs = [
         job for job in plan(read_sweep("plugins"), tmp_path, HERE) if job.config["flashback"]["phase1_stability"] == 0

@@ -12,7 +12,6 @@ import typer
 from flashback.cli import tables
 from flashback.cli.progress import output
 from flashback.errors import unknown
-from flashback.evidence import write_evidence
 from flashback.records.terms import SETTINGS
 from flashback.reports import FORMATS, Pairing, Report, read_report, write_plots, write_report
 from flashback.reports.against import tested_against, untested
@@ -25,7 +24,7 @@ Folders = Annotated[list[Path], typer.Argument(help="Folders with finished runs,
 Out = Annotated[Path | None, typer.Option(help="The file to write; default: report.html in the first folder.")]
 Form = Annotated[
     str,
-    typer.Option("--format", help="html, md, latex, csv, runs-csv, tasks-csv, against-csv, all or evidence."),
+    typer.Option("--format", help="html, md, latex, csv, runs-csv, tasks-csv, against-csv or all."),
 ]
 Against = Annotated[
     str, typer.Option(metavar="METHOD", help="Test all other methods against this one, by seed, e.g. icarl.")
@@ -35,7 +34,6 @@ Metrics = Annotated[
 ]
 Plots = Annotated[Path | None, typer.Option(help="A folder for every chart as PNG and PDF.")]
 
-EVIDENCE = "evidence"  # the page about this project's own sweeps, beside the forms of a report
 SENTENCES = 10  # a longer list of answers is read by nobody in a terminal
 OUTCOMES = {
     Outcome.BETTER: "significantly better with flashback",
@@ -61,18 +59,14 @@ def report(
 
     Every finished run below the folders is read; the page has tables and charts too.
     """
-    if form not in (*FORMATS, EVIDENCE):
-        raise unknown("format", form, (*FORMATS, EVIDENCE))
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
     found = read_report(folders, against=against, metrics=[name for name in metrics.split(",") if name.strip()])
     for name, reason in found.skipped.items():
         typer.echo(f"left out: {name}: {reason}", err=True)
-    if form == EVIDENCE:
-        written = write_evidence(found, out or folders[0] / "evidence.md")
-    else:
-        written = write_report(found, out or folders[0] / "report.html", form)
+    written = write_report(found, out or folders[0] / "report.html", form)
     drawn = write_plots(found, plots) if plots is not None else []
-    if form != EVIDENCE:
-        say_answers(found)
+    say_answers(found)
     output().print(f"Report: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
     if plots is not None:
         output().print(f"Plots: {plural(len(drawn), 'file')} in {plots}", soft_wrap=True, markup=False)

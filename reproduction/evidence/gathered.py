@@ -9,8 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from flashback.config import FlashbackConfig
-from flashback.evidence.planned import (
+from evidence.planned import (
     Study,
     choose_alike,
     deciding,
@@ -20,6 +19,7 @@ from flashback.evidence.planned import (
     pair_up,
     read_study,
 )
+from flashback.config import FlashbackConfig
 from flashback.metrics import PairedTest, mean, paired_test
 from flashback.records import RunRecord, differing_keys
 from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST
@@ -234,12 +234,12 @@ class Evidence:
         self.runs, self.on_other_data = on_one_data(report.runs)
         self.anchors = study("anchors", "anchors")
         self.switches = study("anchor-switches", "anchor-switches")
-        self.controlled = study("evidence", "controlled")
+        self.controlled = study("controlled", "controlled")
         self.phase2_alone = study("phase2-alone", "phase2-alone")
         self.differences = study("icarl-differences", "icarl-differences")
         self.tuning = study("tuning", "tuning")
         self.precision = study("precision", "precision")
-        self.short = study("short", "short-cifar100")
+        self.short = study("short-cifar100", "short-cifar100")
 
     # ------------------------------------------------------------ drawn from several sweeps
 

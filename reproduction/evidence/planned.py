@@ -18,6 +18,7 @@ from flashback.reports.reading import Run
 from flashback.studies.jobs import Job, RunContext
 from flashback.studies.sweeps import plan, read_sweep
 
+SWEEPS = Path(__file__).resolve().parents[1] / "sweeps"
 DECIDE_DATA = ("name", "order", "sizes")  # settings of a benchmark; a shorter run and one that validates read the same
 
 
@@ -144,7 +145,7 @@ def how_computed(run: Run, job: Job) -> str:
 
 @cache
 def planned_jobs(sweep: str) -> list[Job]:
-    return plan(read_sweep(sweep), Path(), RunContext(None, "cpu", None))
+    return plan(read_sweep(SWEEPS / f"{sweep}.yaml"), Path(), RunContext(None, "cpu", None))
 
 
 def pair_up(host: str, runs: Iterable[Run]) -> Pairing:

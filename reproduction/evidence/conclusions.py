@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 
-from flashback.evidence.gathered import (
+from evidence.gathered import (
     AA,
     FORGETTING,
     LEARNING,
@@ -13,9 +13,9 @@ from flashback.evidence.gathered import (
     alpha,
     on_old_tasks,
 )
-from flashback.evidence.grounds import about_anchors, about_precision, about_representations, about_settings
-from flashback.evidence.planned import Study, deciding
-from flashback.evidence.theirs import is_quoted, printed_accuracy, printed_change, printed_gain
+from evidence.grounds import about_anchors, about_precision, about_representations, about_settings
+from evidence.planned import Study, deciding
+from evidence.theirs import is_quoted, printed_accuracy, printed_change, printed_gain
 from flashback.metrics import PairedTest, paired_test, verdict
 from flashback.metrics.statistics import holm
 from flashback.records import differing_keys

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashback.evidence.conclusions import FEWEST
-from flashback.evidence.gathered import Evidence
-from flashback.evidence.theirs import printed_accuracy, printed_gain
+from evidence.conclusions import FEWEST
+from evidence.gathered import Evidence
+from evidence.theirs import printed_accuracy, printed_gain
 from flashback.records.terms import FLASHBACK, SETTINGS
 from flashback.reports.pairings import Pairing
 from flashback.reports.plots import FORMATS, LOOKS, laid_out, new_figure

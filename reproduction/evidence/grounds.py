@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from flashback.evidence.gathered import AA, NEAR, Anchored, Evidence, Switched
-from flashback.evidence.planned import Study
-from flashback.evidence.theirs import printed_accuracy
+from evidence.gathered import AA, NEAR, Anchored, Evidence, Switched
+from evidence.planned import Study
+from evidence.theirs import printed_accuracy
 from flashback.metrics import PairedTest, mean
 from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
 from flashback.reports.pairings import Pairing

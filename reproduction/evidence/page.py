@@ -11,10 +11,9 @@ from pathlib import Path
 
 import torch
 
-from flashback.benchmarks import BENCHMARKS
-from flashback.evidence.conclusions import FEWEST, conclusions, in_short
-from flashback.evidence.figure import PICTURE, write_picture
-from flashback.evidence.gathered import (
+from evidence.conclusions import FEWEST, conclusions, in_short
+from evidence.figure import PICTURE, write_picture
+from evidence.gathered import (
     AA,
     FORGETTING,
     LEARNING,
@@ -30,9 +29,10 @@ from flashback.evidence.gathered import (
     on_first_task,
     on_old_tasks,
 )
-from flashback.evidence.grounds import above_the_floor, precision_in_words, similarity_in_words
-from flashback.evidence.planned import Study, name_of
-from flashback.evidence.theirs import printed_accuracy, printed_change, printed_gain
+from evidence.grounds import above_the_floor, precision_in_words, similarity_in_words
+from evidence.planned import Study, name_of
+from evidence.theirs import printed_accuracy, printed_change, printed_gain
+from flashback.benchmarks import BENCHMARKS
 from flashback.metrics import deviation, mean
 from flashback.recipes import config_from_dict
 from flashback.records import write_atomically
@@ -615,7 +615,7 @@ def missing(study: Study) -> Lines:
 
 
 def sweep_command(sweep: str, folder: str) -> Lines:
-    return bash(f"flashback sweep {sweep} --data ~/data --out {folder}")
+    return bash(f"flashback sweep reproduction/sweeps/{sweep}.yaml --data ~/data --out {folder}")
 
 
 def bash(command: str) -> Lines:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashback.evidence.gathered import AA
+from evidence.gathered import AA
 from flashback.records.terms import ARMS, FLASHBACK, HOST
 from flashback.reports.pairings import Pairing
 from flashback.reports.printed import Printed
