@@ -1,5 +1,5 @@
-# Two commands do everything on a machine that has Python (3.11 to 3.13) and make: `make demo` and `make test`.
-# Each makes an environment in .venv first; PYTHON=/path/to/python chooses the interpreter.
+# `make demo` and `make test` need only Python (3.11 to 3.13) and make: each creates an environment in .venv first.
+# PYTHON=/path/to/python chooses the interpreter.
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -9,16 +9,17 @@ export OMP_NUM_THREADS ?= 1
 
 KILLS ?= 200
 
-.PHONY: help install-all demo test test-browser storm lint evidence docs clean
+.PHONY: help install-all demo test test-all storm lint evidence docs clean
 
 help:
-	@echo "make demo   compare iCaRL with and without flashbacks on a small benchmark: three seeds, a few minutes"
-	@echo "make test   run all tests; make test-browser those of the report in a real browser"
-	@echo "make storm  kill runs of every host at random moments, KILLS=200 times, and see that none is lost or changed"
-	@echo "make lint   check style and types"
+	@echo "make demo      compare iCaRL with and without flashback on a small benchmark: three seeds, a few minutes"
+	@echo "make test      run the fast tests; run them before every commit"
+	@echo "make test-all  run every test: also kills, fuzzing, every snippet of the docs, and the report in a browser"
+	@echo "make lint      check style and types"
+	@echo "make storm     kill runs of every host at random moments, KILLS=200 times, and check that none is lost or changed"
 	@echo "make evidence  write docs/evidence.md from the records in results/"
-	@echo "make docs   build the pages of docs/ into site/"
-	@echo "make clean  remove .venv and the runs of the demo"
+	@echo "make docs      build the pages of docs/ into site/"
+	@echo "make clean     remove .venv and the runs of the demo"
 
 install-all: $(INSTALLED)
 	@$(PIP) -e '.[dev,docs,browser]'
@@ -28,12 +29,12 @@ demo: $(INSTALLED)
 	@$(BIN)/flashback compare icarl --benchmark split-fashion-mini --seeds 3 --jobs 2 --out runs/demo
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2 -m "not browser"
+	@$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-browser: $(INSTALLED)
+test-all: $(INSTALLED)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "error: chromium or chromedriver is missing; install them (Debian and Ubuntu: apt install chromium chromium-driver)" >&2; exit 1; }
 	@$(BIN)/python -c 'import selenium' 2>/dev/null || $(PIP) -e '.[browser]'
-	@$(BIN)/python -m pytest tests/browser
+	@$(BIN)/python -m pytest -n 2
 
 storm: $(INSTALLED)
 	@$(BIN)/python tools/storm.py --kills $(KILLS)

@@ -65,11 +65,7 @@ def look(browser: Any) -> Callable[..., None]:
     return open_page
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "browser: looks at a report in a headless Chromium")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker("browser")
+            item.add_marker("slow")
