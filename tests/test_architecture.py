@@ -27,7 +27,7 @@ ROWS = [
     {"memory", "nets", "batches"},
     {"benchmarks"},
     {"metrics", "records"},
-    {"config", "errors", "registry", "seeds"},
+    {"config", "plain_yaml", "files", "errors", "registry", "seeds"},
 ]
 HEIGHT = {room: -row for row, rooms in enumerate(ROWS) for room in rooms}
 APART = {"metrics", "records"}  # they know nothing of what is measured and recorded

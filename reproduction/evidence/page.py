@@ -33,9 +33,9 @@ from evidence.grounds import above_the_floor, precision_in_words, similarity_in_
 from evidence.planned import Study, name_of
 from evidence.theirs import printed_accuracy, printed_change, printed_gain
 from flashback.benchmarks import BENCHMARKS
+from flashback.files import write_atomically
 from flashback.metrics import deviation, mean
 from flashback.recipes import config_from_dict
-from flashback.records import write_atomically
 from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
 from flashback.reports.markdown import plain, table_lines
 from flashback.reports.pairings import Pairing, Report, resumed_otherwise

@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-import yaml
-
-from flashback.errors import FlashbackError, require, unknown
+from flashback.errors import LONGEST_VALUE, FlashbackError, abbreviate, require, unknown
+from flashback.plain_yaml import LARGEST_NUMBER, read_yaml
 
 T = TypeVar("T")
-LARGEST_NUMBER = 2**63 - 1  # a whole number that torch and numpy can take
-LONGEST_VALUE = 100  # letters of a value that a sentence shows
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class TrainingConfig:
     def check_optimiser(self) -> None:
         """Refuse also what the optimiser would ignore: whoever gives it expects it to act."""
         pair = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        require(pair, f"training.betas are two numbers in [0, 1), not {shown(list(self.betas))}")
+        require(pair, f"training.betas are two numbers in [0, 1), not {abbreviate(list(self.betas))}")
         require(self.eps > 0, f"training.eps is above 0, not {self.eps}")
         if self.optimiser == "sgd":
             require(not self.nesterov or self.momentum > 0, "training.nesterov needs training.momentum above 0")
@@ -195,7 +192,7 @@ def _bounded(settings: HostSettings, names: Sequence[str], holds: Callable[[Any]
 def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     """Make a dataclass from a mapping. Unknown keys and wrong types are errors that name the dotted path."""
     if not isinstance(values, Mapping):
-        raise FlashbackError(f"{path.rstrip('.') or 'the configuration'} is a mapping of keys, not {shown(values)}")
+        raise FlashbackError(f"{path.rstrip('.') or 'the configuration'} is a mapping, not {abbreviate(values)}")
     hints = typing.get_type_hints(cls)
     known = fields_of(cls)
     for key in values:
@@ -233,11 +230,11 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin in (tuple, list):
         value = [] if value == "none" else value
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise FlashbackError(f"{path} is a list, not {shown(value)}{_list_advice(arguments[0], value)}")
+            raise FlashbackError(f"{path} is a list, not {abbreviate(value)}{_list_advice(arguments[0], value)}")
         return origin(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise FlashbackError(f"{path} is a mapping of keys, not {shown(value)}")
+            raise FlashbackError(f"{path} is a mapping, not {abbreviate(value)}")
         return {str(key): _convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     return _convert_plain(hint, value, path)
 
@@ -270,7 +267,7 @@ def _convert_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
             return _convert(option, value, path)
         except FlashbackError as error:
             failure = failure or error
-    raise failure or FlashbackError(f"{path} cannot be {shown(value)}")
+    raise failure or FlashbackError(f"{path} cannot be {abbreviate(value)}")
 
 
 def _is_exactly(option: Any, value: Any) -> bool:
@@ -282,7 +279,7 @@ def _convert_choice(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     # YAML reads a bare `none` as a string but `null`, and `~` as None; both may mean the choice "none".
     value = "none" if value is None and "none" in choices else value
     if value not in choices:
-        raise FlashbackError(f"{path} is one of {', '.join(map(str, choices))}, not {shown(value)}")
+        raise FlashbackError(f"{path} is one of {', '.join(map(str, choices))}, not {abbreviate(value)}")
     return value
 
 
@@ -293,21 +290,15 @@ def _convert_plain(hint: Any, value: Any, path: str) -> Any:
         try:
             value = float(value)  # YAML reads 1e-3 as a string
         except (ValueError, OverflowError):
-            raise FlashbackError(f"{path} is a number, not {shown(value)}") from None
+            raise FlashbackError(f"{path} is a number, not {abbreviate(value)}") from None
     if hint is float and isinstance(value, float) and not math.isfinite(value):
-        raise FlashbackError(f"{path} is a finite number, not {shown(value)}")
+        raise FlashbackError(f"{path} is a finite number, not {abbreviate(value)}")
     if hint is int and type(value) is int and abs(value) > LARGEST_NUMBER:
         raise FlashbackError(f"{path} is a whole number of at most {LARGEST_NUMBER}")
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(hint, hint)
-        raise FlashbackError(f"{path} is {kind}, not {shown(value)}")
+        raise FlashbackError(f"{path} is {kind}, not {abbreviate(value)}")
     return value
-
-
-def shown(value: Any) -> str:
-    """A value in a sentence: as Python writes it, but never a page of it."""
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -319,55 +310,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
-
-
-class PlainLoader(yaml.SafeLoader):
-    """YAML without tags that could run code, aliases or numbers that could fill the memory, and keys given twice."""
-
-    aliases = False
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent) and not self.aliases:
-            raise yaml.MarkedYAMLError(None, None, None, self.current_mark(), "write out what the alias stands for")
-        return super().compose_node(parent, index)
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(None, None, None, key.start_mark, f"'{key.value}' is given twice")
-            seen.add(key.value)
-        return node
-
-    def current_mark(self) -> Any:
-        return self.peek_event().start_mark  # type: ignore[no-untyped-call]
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        value: int = super().construct_yaml_int(node)
-        if abs(value) > LARGEST_NUMBER:
-            raise yaml.MarkedYAMLError(None, None, None, node.start_mark, "the number is too large")
-        return value
-
-
-PlainLoader.add_constructor("tag:yaml.org,2002:int", PlainLoader.construct_yaml_int)
-
-
-class AliasLoader(PlainLoader):
-    """For files of the package itself, which repeat what they share."""
-
-    aliases = True
-
-
-def read_yaml(text: str, source: str, loader: type[PlainLoader] = PlainLoader) -> Any:
-    """Parse YAML of anybody's making."""
-    try:
-        return yaml.load(text, loader)  # a SafeLoader: plain values alone
-    except Exception as error:  # for values that are not what their tag says, PyYAML raises nearly every kind
-        line, note = getattr(getattr(error, "problem_mark", None), "line", None), getattr(error, "note", None)
-        where = f" in line {line + 1}" if line is not None else ""
-        advice = f"; {note}" if note else ""
-        raise FlashbackError(f"{source} is not valid YAML{where}{advice}") from None
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+LONGEST_VALUE = 100  # characters of a value in a message
 NEAR = 0.7  # how alike two names are, from 0 to 1, if one may be meant by the other
 ELSEWHERE = {  # where else names of a kind come from
     "host": "a file with hosts of your own is imported first, on the command line by --host-file",
@@ -45,6 +46,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     hint = f"did you mean '{meant}'?" if meant else f"known: {', '.join(options) or 'none'}"
     elsewhere = f" ({ELSEWHERE[kind].format(name=name)})" if kind in ELSEWHERE else ""
     return FlashbackError(f"unknown {kind} '{name}'; {hint}{elsewhere}")
+
+
+def abbreviate(value: Any) -> str:
+    """The repr of a value for a message, cut after 100 characters."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 @cache

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from flashback.benchmarks import Task
-from flashback.config import FlashbackConfig, build, shown, to_dict
-from flashback.errors import FlashbackError, require, unknown
+from flashback.config import FlashbackConfig, build, to_dict
+from flashback.errors import FlashbackError, abbreviate, require, unknown
 from flashback.hosts.base import HOW_TO_SAY_IT, Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.knowledge import Knowledge, Support
@@ -42,7 +42,8 @@ class Flashback:
             raise unknown("setting of flashback", name, known)
         given = host.config.flashback if settings is None else settings
         require(
-            isinstance(given, FlashbackConfig), f"settings of flashback go by name, as alpha=0.1, not {shown(given)}"
+            isinstance(given, FlashbackConfig),
+            f"settings of flashback go by name (alpha=0.1), not {abbreviate(given)}",
         )
         self.settings = build(FlashbackConfig, {**to_dict(given), **changes, "enabled": True}, "flashback.")
         self.settings.check()

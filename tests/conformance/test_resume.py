@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from flashback.config import CheckpointConfig, RunConfig
+from flashback.files import write_atomically
 from flashback.hosts import HOSTS
-from flashback.records import write_atomically
 from flashback.training import Checkpoints, Interrupted, Trainer, build_method
 from flashback.training.trainer import Position, RunState
 from helpers import quick_config, small_settings, tiny_benchmark

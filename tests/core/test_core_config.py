@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashback.config import (
-    LARGEST_NUMBER,
     BenchmarkConfig,
     FlashbackConfig,
     HostSettings,
@@ -23,12 +22,12 @@ from flashback.config import (
     build,
     not_negative,
     parse_assignment,
-    read_yaml,
     set_dotted,
     to_dict,
 )
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
+from flashback.plain_yaml import LARGEST_NUMBER, read_yaml
 from flashback.recipes import config_from_dict, configure
 
 
@@ -52,8 +51,8 @@ def refusal(values: dict[str, Any]) -> str:
             "unknown host 'icrl'; did you mean 'icarl'? (a file with hosts of your own is imported first, on the "
             "command line by --host-file)",
         ),
-        ({"training": 3}, "training is a mapping of keys, not 3"),
-        ({"training": None}, "training is a mapping of keys, not None"),
+        ({"training": 3}, "training is a mapping, not 3"),
+        ({"training": None}, "training is a mapping, not None"),
         ({"training": {"epochs": 3.0}}, "training.epochs is a whole number, not 3.0"),
         ({"training": {"epochs": "3"}}, "training.epochs is a whole number, not '3'"),
         ({"training": {"epochs": True}}, "training.epochs is a whole number, not True"),

@@ -99,7 +99,7 @@ def test_models_that_nobody_asked_for_are_not_kept() -> None:
 @pytest.mark.parametrize("wrong", [0, 4, -1, "1", True, 1.0])
 def test_there_are_models_after_the_tasks_of_the_run_alone(wrong: Any) -> None:
     trained("finetune")
-    with pytest.raises(fb.FlashbackError, match="after_tasks is how many of the 3 tasks"):
+    with pytest.raises(fb.FlashbackError, match="after_tasks is a number of tasks from 1 to 3"):
         fb.load_trained("out", device="cpu", after_tasks=wrong)
 
 

@@ -15,9 +15,10 @@ import yaml
 import flashback
 from flashback import FlashbackError, RunConfig, configure
 from flashback.config import to_dict
+from flashback.files import write_atomically
 from flashback.hosts import HOSTS
 from flashback.recipes import config_from_dict
-from flashback.records import RunFolder, differing_keys, read_config, read_record, write_atomically
+from flashback.records import RunFolder, differing_keys, read_config, read_record
 from flashback.training import resume
 from flashback.training.trainer import Position
 from helpers import QUICK, tiny_benchmark
@@ -259,7 +260,7 @@ def test_a_run_without_room_for_checkpoints_ends_well(
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(flashback.training.Checkpoints, "write", no_room)
-    with pytest.warns(UserWarning, match="no room for a checkpoint"):
+    with pytest.warns(UserWarning, match="no space for a checkpoint"):
         flashback.run(config_for(dataset), out=tmp_path / "run", device="cpu")
     assert read_record(tmp_path / "run").results
 

@@ -178,10 +178,10 @@ def test_no_room_for_checkpoints(
     """The run goes on; the checkpoints from before stay, and serve when it is broken off as well."""
     monkeypatch.setattr(os, "fsync", full_from(suffix, 9))
     watch = [crash_in(1, "phase 2")]
-    with pytest.warns(UserWarning, match="no room") as caught, pytest.raises(Crash):
+    with pytest.warns(UserWarning, match="no space") as caught, pytest.raises(Crash):
         flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu", observers=watch)
     said = {str(warning.message) for warning in caught}
-    assert said == {f"no room for a checkpoint in {tmp_path / 'run' / 'checkpoint'}; the run goes on without it"}
+    assert said == {f"no space for a checkpoint in {tmp_path / 'run' / 'checkpoint'}; the run continues without it"}
     left = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
     assert left == ["000007.json", "000007.safetensors", "000008.json", "000008.safetensors"]
     monkeypatch.undo()
@@ -193,7 +193,7 @@ def test_no_room_for_a_whole_run(
     dataset: Path, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", full_from(".safetensors.part", 1))
-    with pytest.warns(UserWarning, match="no room for a checkpoint"):
+    with pytest.warns(UserWarning, match="no space for a checkpoint"):
         result = flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu")
     assert json.dumps(result.as_dict(), indent=1) + "\n" == whole["results.json"].decode()
     assert list((tmp_path / "run" / "checkpoint").iterdir()) == []
@@ -220,10 +220,8 @@ def test_no_room_for_the_log(
     monkeypatch.setattr(folders.RunFolder, "log", write)
     with pytest.raises(FlashbackError) as caught:
         flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu")
-    sentence = (
-        f"no room is left in {tmp_path / 'run'}; free some, and the same command goes on from the last checkpoint"
-    )
-    assert str(caught.value) == sentence
+    sentence = f"no space is left in {tmp_path / 'run'}; free some, then repeat the command to continue"
+    assert str(caught.value).startswith(sentence)
     monkeypatch.undo()
     assert go_on(dataset, tmp_path / "run") == []
     assert_ends_like(tmp_path / "run", whole)

@@ -24,8 +24,9 @@ from reliability_runs import begin, sign
 import flashback
 from flashback import FlashbackError
 from flashback.benchmarks import load_benchmark
-from flashback.config import CheckpointConfig, RunConfig, read_yaml, to_dict
+from flashback.config import CheckpointConfig, RunConfig, to_dict
 from flashback.hosts import HOSTS
+from flashback.plain_yaml import read_yaml
 from flashback.recipes import config_from_dict
 from flashback.records import RunFolder, read_config, read_record
 from flashback.records.terms import FLASHBACK, HOST

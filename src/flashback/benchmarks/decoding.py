@@ -28,7 +28,7 @@ from numpy.lib import format as npy
 from flashback.benchmarks.mapped import MappedImages
 from flashback.benchmarks.pools import Array, Pool, Source, reading
 from flashback.errors import FlashbackError
-from flashback.records.folder import LOCK, NO_ROOM
+from flashback.files import LOCK, NO_SPACE
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")  # of what moves or has pages, the first
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
@@ -194,7 +194,7 @@ def _decode(groups: Sequence[Group]) -> None:
                         group.write(lambda: progress.advance(bar))
                 progress.update(bar, completed=sum(len(done.files) for done in missing[: number + 1]))
     except OSError as problem:
-        if problem.errno not in NO_ROOM:
+        if problem.errno not in NO_SPACE:
             raise FlashbackError(f"cannot write decoded images to {cache} ({problem.strerror})") from None
         needed = sum(math.prod(group.shape) for group in missing if group.cached() is None)
         raise FlashbackError(f"decoding needs {needed / 2**30:.1f} GiB in {cache}; free some space there") from None

@@ -8,8 +8,7 @@ from numbers import Integral
 
 import numpy as np
 
-from flashback.config import shown
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, abbreviate
 
 Order = str | int | Sequence[int]
 OF_THE_SEED = "seed"  # another order for every seed of a comparison, the same for both arms
@@ -80,7 +79,7 @@ def _wrong_sizes(sizes: object) -> FlashbackError:
     instead = f"; write [{sizes}]" if listed else ""
     return FlashbackError(
         "the task sizes (benchmark.sizes) are a list such as [4, 3, 3], a number such as 2 for equal tasks of two "
-        f"classes, or a text such as 5x2 or 50+5x10, not {shown(sizes)}{instead}"
+        f"classes, or a text such as 5x2 or 50+5x10, not {abbreviate(sizes)}{instead}"
     )
 
 

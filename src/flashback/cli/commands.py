@@ -22,10 +22,11 @@ from flashback.cli.options import (
     say_missing_recipe,
 )
 from flashback.cli.progress import ProgressView, output
-from flashback.config import RunConfig, read_yaml, set_dotted, to_dict
+from flashback.config import RunConfig, set_dotted, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import find_hosts
+from flashback.plain_yaml import read_yaml
 from flashback.recipes import config_from_dict, configure
 from flashback.recipes.resolving import check_flashback_is_on
 from flashback.records import RunFolder

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flashback.benchmarks import known_as
-from flashback.config import AliasLoader, read_yaml
 from flashback.errors import FlashbackError
+from flashback.plain_yaml import AliasLoader, read_yaml
 
 KINDS = CONTROLLED, ANCHOR, AS_PUBLISHED = "controlled", "anchor", "as-published"
 DEFAULTS = "defaults"  # no recipe at all

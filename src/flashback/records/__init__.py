@@ -8,10 +8,8 @@ from flashback.records.folder import (
     dotted,
     is_begun,
     is_finished,
-    make_folder,
     read_config,
     read_record,
-    write_atomically,
 )
 
 __all__ = [
@@ -22,8 +20,6 @@ __all__ = [
     "dotted",
     "is_begun",
     "is_finished",
-    "make_folder",
     "read_config",
     "read_record",
-    "write_atomically",
 ]

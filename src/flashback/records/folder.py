@@ -2,100 +2,36 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import stat
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import yaml
 
-from flashback.config import read_yaml
 from flashback.errors import FlashbackError
+from flashback.files import (
+    ANOTHER_FOLDER,
+    LARGEST_CONFIG,
+    LARGEST_RECORD,
+    LOCK,
+    explaining_no_space,
+    make_folder,
+    open_to_append,
+    read_file,
+    write_atomically,
+)
+from flashback.plain_yaml import read_yaml
 
-CONFIG, RUN, LOG, RESULTS, LOCK = "config.yaml", "run.json", "log.jsonl", "results.json", ".lock"
+CONFIG, RUN, LOG, RESULTS = "config.yaml", "run.json", "log.jsonl", "results.json"
 TRACKERS = "trackers.json"  # by which names trackers know the run
 COMPARISON = "comparison.json"  # beside the runs of both arms
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-LARGEST_CONFIG, LARGEST_RECORD = 2**20, 2**28  # bytes; real ones are far smaller
-ANOTHER_FOLDER = "choose another folder (out, --out on the command line)"
-
-
-# ---------------------------------------------------------------- files
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """A reader sees the old file or the new one, never a part of it, whenever the machine stops."""
-    temporary = path.with_name(f".{uuid4().hex[:8]}.{path.name}.part")  # no other process writes the same one
-    try:
-        with temporary.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(path: Path) -> None:
-    """Make a rename last through a power cut, where the file system can."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def read_file(path: Path, largest: int) -> bytes:
-    """A whole file. What and how large it is is asked first: pipes and devices never end."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
-        raise ValueError(f"{path} is no file of at most {largest} bytes")
-    return path.read_bytes()
-
-
-def follow_no_link(path: str, flags: int) -> int:
-    """How a run opens files to change them in place: a link could lead out of its folder."""
-    try:
-        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise FlashbackError(f"{path} is a link, and a run writes into its own folder only; remove it") from None
-
-
-@contextmanager
-def needing_room(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        raise FlashbackError(
-            f"no room is left in {folder}; free some, and the same command goes on from the last checkpoint"
-        ) from None
-
-
-# ---------------------------------------------------------------- writing a run
-
-
-def make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise FlashbackError(f"{path} cannot be used as a folder ({problem.strerror}); {ANOTHER_FOLDER}") from None
-
 
 Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -131,7 +67,7 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One process per folder. The system drops the lock of a process that died, so nothing is left behind."""
-        with open(self.path / LOCK, "ab", opener=follow_no_link) as file:
+        with open_to_append(self.path / LOCK) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -151,12 +87,12 @@ class RunFolder:
 
     def log(self, event: Mapping[str, Any]) -> None:
         line = json.dumps({**event, "time": round(time.time(), 3)}) + "\n"
-        with needing_room(self.path), open(self.path / LOG, "ab", opener=follow_no_link) as file:
+        with explaining_no_space(self.path), open_to_append(self.path / LOG) as file:
             file.write(line.encode())
 
     def log_size(self) -> int:
         """The size of the log, all of which is on the disk from now on: a checkpoint is going to rely on it."""
-        with open(self.path / LOG, "ab", opener=follow_no_link) as file:
+        with open_to_append(self.path / LOG) as file:
             os.fsync(file.fileno())
             return file.tell()
 
@@ -169,7 +105,7 @@ class RunFolder:
 
     def cut_log(self, size: int) -> None:
         """Back to what the log held at a checkpoint; what came after it will happen again."""
-        with open(self.path / LOG, "ab", opener=follow_no_link) as file:
+        with open_to_append(self.path / LOG) as file:
             if file.tell() < size:
                 warnings.warn(f"{self.path / LOG} has lost lines since the checkpoint was written", stacklevel=2)
             file.truncate(min(size, file.tell()))
@@ -183,7 +119,7 @@ class RunFolder:
         self.write(RUN, json.dumps(dict(run), indent=1) + "\n")
 
     def write(self, name: str, content: str | bytes) -> None:
-        with needing_room(self.path):
+        with explaining_no_space(self.path):
             write_atomically(self.path / name, content)
 
     def read_run(self) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from typing import Any
 from flashback.benchmarks import known_as
 from flashback.benchmarks.orders import OF_THE_SEED
 from flashback.errors import FlashbackError, require
+from flashback.files import LARGEST_RECORD, read_file
 from flashback.recipes import resolved
 from flashback.records import RunRecord, read_record
-from flashback.records.folder import LARGEST_RECORD, LOG, read_file
+from flashback.records.folder import LOG
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.studies.comparison import check_measured, is_number, measured
 from flashback.studies.tuning import STUDY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashback.errors import require, unknown
-from flashback.records import write_atomically
+from flashback.files import write_atomically
 from flashback.reports.page import html_page
 from flashback.reports.pairings import Report
 from flashback.reports.tables import (

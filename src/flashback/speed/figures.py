@@ -11,9 +11,9 @@ from typing import Literal, TypeVar, get_args
 
 from flashback.config import build, to_dict
 from flashback.errors import FlashbackError
+from flashback.files import ANOTHER_FOLDER, LARGEST_RECORD, make_folder, read_file, write_atomically
 from flashback.hosts.outside import in_one_line
-from flashback.records import differing_keys, make_folder, write_atomically
-from flashback.records.folder import ANOTHER_FOLDER, LARGEST_RECORD, read_file
+from flashback.records import differing_keys
 from flashback.speed.setup import Size
 from flashback.training.environment import WHOLE
 

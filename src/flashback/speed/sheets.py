@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flashback.records import write_atomically
+from flashback.files import write_atomically
 from flashback.reports.markdown import table_lines
 from flashback.speed.figures import MODES, Bench, Case, Mode, Run, RunCase, Speed
 from flashback.speed.parts import RATIO

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from flashback.config import shown, to_dict
-from flashback.errors import FlashbackError, require
+from flashback.config import to_dict
+from flashback.errors import FlashbackError, abbreviate, require
+from flashback.files import ANOTHER_FOLDER, make_folder, write_atomically
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, summarise, verdict
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.recipes import check_free, config_from_dict, configure
-from flashback.records import RunRecord, differing_keys, is_begun, make_folder, read_record, write_atomically
-from flashback.records.folder import ANOTHER_FOLDER, COMPARISON
+from flashback.records import RunRecord, differing_keys, is_begun, read_record
+from flashback.records.folder import COMPARISON
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.studies.jobs import Job, RunContext, carry_out, group_failures, is_finished
 from flashback.training.building import build_method, open_benchmark
@@ -187,7 +188,7 @@ def chosen_seeds(seeds: Sequence[int] | int) -> Sequence[int]:
     if isinstance(seeds, Integral) and not isinstance(seeds, bool):
         return range(int(seeds))
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
-        raise FlashbackError(f"seeds are a list such as [0, 1, 2], or how many, not {shown(seeds)}")
+        raise FlashbackError(f"seeds are a list such as [0, 1, 2], or how many, not {abbreviate(seeds)}")
     return list(seeds)
 
 

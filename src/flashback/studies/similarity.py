@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from flashback.benchmarks import Benchmark, Images, known_as
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError, require
+from flashback.files import write_atomically
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.metrics import LinearCKA
 from flashback.nets import Backbone
 from flashback.recipes import config_from_dict
-from flashback.records import read_config, write_atomically
+from flashback.records import read_config
 from flashback.training.evaluation import evaluation_mode
 from flashback.training.running import load_trained
 

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import torch
 
-from flashback.config import build, fields_of, read_yaml, to_dict
+from flashback.config import build, fields_of, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import HostFiles, find_hosts
+from flashback.plain_yaml import read_yaml
 from flashback.recipes import check_free, configure
 from flashback.records import dotted
 from flashback.records.terms import FLASHBACK

@@ -15,10 +15,11 @@ import yaml
 
 from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, require
+from flashback.files import write_atomically
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.recipes import Recipe, check_free, comparable, configure
 from flashback.recipes.resolving import is_recipe_file, own_recipe
-from flashback.records import RunFolder, dotted, read_record, write_atomically
+from flashback.records import RunFolder, dotted, read_record
 from flashback.studies.sweeps import label
 from flashback.training.finished import IGNORED, finished_run
 from flashback.training.first_task_cache import SHARED

@@ -12,8 +12,8 @@ import torch
 
 from flashback.benchmarks import Benchmark, class_order, load_benchmark
 from flashback.benchmarks.orders import task_sizes
-from flashback.config import RunConfig, shown
-from flashback.errors import FlashbackError, require
+from flashback.config import RunConfig
+from flashback.errors import FlashbackError, abbreviate, require
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import find_hosts
 from flashback.plugin import Flashback
@@ -89,8 +89,8 @@ def check_benchmark(config: RunConfig, given: Benchmark) -> None:
     ):
         require(
             said is None or said == found,
-            f"benchmark.{key} is {shown(said)} in the configuration but {shown(found)} in the benchmark; give "
-            "fb.configure and fb.load_benchmark the same",
+            f"benchmark.{key} is {abbreviate(said)} in the configuration but {abbreviate(found)} in the benchmark; "
+            "give fb.configure and fb.load_benchmark the same",
         )
 
 

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from flashback.config import CheckpointConfig, build
 from flashback.errors import FlashbackError, require
-from flashback.records import write_atomically
-from flashback.records.folder import LARGEST_RECORD, NO_ROOM, read_file
+from flashback.files import LARGEST_RECORD, NO_SPACE, read_file, write_atomically
 from flashback.records.terms import SETTINGS
 from flashback.training.trainer import Checkpointer, History, Position, RunState
 
@@ -46,7 +45,10 @@ class Checkpoints:
     """The checkpointer of a run folder: saves when due, stops when asked, and finds the last good state again."""
 
     def __init__(self, folder: Path, settings: CheckpointConfig, log_size: Callable[[], int] = lambda: 0) -> None:
-        require(not folder.is_symlink(), f"{folder} is a link, and a run writes into its own folder only; remove it")
+        require(
+            not folder.is_symlink(),
+            f"{folder} is a symbolic link, and a run writes only inside its own folder; remove the link",
+        )
         self.folder, self.settings, self.log_size = folder, settings, log_size
         self.stopping = threading.Event()
         self.damaged: set[str] = set()  # checkpoints found so, by their number
@@ -71,9 +73,9 @@ class Checkpoints:
         try:
             self.write(state)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_SPACE:
                 raise
-            warnings.warn(f"no room for a checkpoint in {self.folder}; the run goes on without it", stacklevel=2)
+            warnings.warn(f"no space for a checkpoint in {self.folder}; the run continues without it", stacklevel=2)
         self._last = time.monotonic()
         if self.stopping.is_set():
             raise Interrupted

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flashback.errors import require
+from flashback.files import ANOTHER_FOLDER
 from flashback.hosts.outside import outside_code
 from flashback.recipes import comparable, config_from_dict, resolved
 from flashback.records import RunRecord, check_settings, is_begun, is_finished, read_record
-from flashback.records.folder import ANOTHER_FOLDER
 from flashback.training.building import open_benchmark
 
 IGNORED = ("checkpoint",)  # sections of a configuration that change nothing of a run

@@ -12,7 +12,8 @@ from typing import Any
 
 from flashback.config import CheckpointConfig
 from flashback.errors import FlashbackError
-from flashback.records.folder import LARGEST_RECORD, LOG, read_file, write_atomically
+from flashback.files import LARGEST_RECORD, read_file, write_atomically
+from flashback.records.folder import LOG
 from flashback.training.checkpoints import Checkpoints, digest_of
 from flashback.training.trainer import Observer, Position, RunState
 

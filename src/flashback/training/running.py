@@ -11,14 +11,15 @@ import torch
 
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.recorded import recorded_benchmark
-from flashback.config import RunConfig, shown, to_dict
-from flashback.errors import FlashbackError, require
+from flashback.config import RunConfig, to_dict
+from flashback.errors import FlashbackError, abbreviate, require
+from flashback.files import ANOTHER_FOLDER
 from flashback.hosts.base import Host
 from flashback.hosts.outside import HostFiles, find_hosts
 from flashback.plugin import Flashback
 from flashback.recipes import comparable, config_from_dict
 from flashback.records import RunFolder, is_finished, read_config
-from flashback.records.folder import ANOTHER_FOLDER, COMPARISON
+from flashback.records.folder import COMPARISON
 from flashback.training.building import build_method, check_loaded, open_benchmark, saying_what_to_change
 from flashback.training.checkpoints import Checkpoints, Models, TeeCheckpointer
 from flashback.training.environment import (
@@ -237,7 +238,7 @@ def kept_state(path: Path, config: RunConfig, tasks: int, after_tasks: int | Non
     wanted = tasks if after_tasks is None else after_tasks
     require(
         type(wanted) is int and 1 <= wanted <= tasks,
-        f"after_tasks is how many of the {tasks} tasks the model has learned, from 1 to {tasks}, not {shown(wanted)}",
+        f"after_tasks is a number of tasks from 1 to {tasks}, not {abbreviate(wanted)}",
     )
     checkpointer = Checkpoints(models.folder, config.checkpoint) if wanted == tasks else models.after(wanted)
     state = checkpointer.load()

@@ -18,8 +18,9 @@ from typing import Any
 
 from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, unknown
+from flashback.files import LARGEST_CONFIG, read_file
 from flashback.records import RunFolder, dotted
-from flashback.records.folder import LARGEST_CONFIG, TRACKERS, read_file
+from flashback.records.folder import TRACKERS
 from flashback.training.trainer import Event, Observer
 
 
