@@ -18,7 +18,7 @@ from flashback.config import RunConfig
 from flashback.hosts import HOSTS, Host
 from flashback.plugin import Flashback
 from flashback.registry import Registry
-from flashback.studies.checking import short_settings
+from flashback.conformance import short_settings
 from flashback.training import build_host
 
 

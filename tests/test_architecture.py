@@ -19,7 +19,7 @@ ROWS = [
     {"cli"},
     {"speed"},
     {"reports"},
-    {"studies"},
+    {"studies", "conformance"},
     {"training"},
     {"recipes", "plugin"},
     {"hosts"},

@@ -34,7 +34,7 @@ from flashback.config import CheckpointConfig, RunConfig
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
 from flashback.records import is_finished
-from flashback.studies.checking import made_images, short_settings
+from flashback.conformance import made_images, short_settings
 from flashback.training import Checkpoints
 
 SIZES = (2, 3, 2)  # classes of the tasks

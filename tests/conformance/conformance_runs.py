@@ -12,7 +12,7 @@ from torch import Tensor
 from flashback.benchmarks import Benchmark
 from flashback.hosts import HOSTS, Host
 from flashback.plugin import Flashback
-from flashback.studies.checking import Ending
+from flashback.conformance import Ending
 from flashback.training import Trainer, build_method
 from helpers import quick_config, small_settings, tiny_benchmark
 

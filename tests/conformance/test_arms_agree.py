@@ -7,14 +7,14 @@ import torch
 from conformance_runs import ALL, KNOWING, method_of, outcome
 
 from flashback import Flashback, FlashbackError, evaluate
-from flashback.studies.checking import check_host
+from flashback.conformance import check_host
 from flashback.training import Trainer
 from helpers import tiny_benchmark
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_host_keeps_what_comparisons_rest_on(name: str) -> None:
-    """What `flashback check` asks of a host; tests/studies/test_checking_hosts.py shows that it would find out."""
+    """What `flashback check` asks of a host; test_check_command.py shows that it would find out."""
     assert [check for check in check_host(name) if not check.kept] == []
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conformance_runs import ALL, KNOWING, Watcher, method_of, run
 
-from flashback.studies.checking import check_host
+from flashback.conformance import check_host
 from helpers import tiny_benchmark
 
 LATER = {

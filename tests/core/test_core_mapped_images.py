@@ -11,7 +11,7 @@ from PIL import Image
 import flashback as fb
 from flashback.benchmarks.mapped import MappedImages
 from flashback.hosts import HOSTS
-from flashback.studies.checking import short_settings
+from flashback.conformance import short_settings
 
 
 @pytest.mark.parametrize("name", list(HOSTS))

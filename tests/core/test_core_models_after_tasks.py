@@ -11,7 +11,7 @@ import torch
 import flashback as fb
 from flashback.hosts import HOSTS
 from flashback.records.terms import SETTINGS
-from flashback.studies.checking import short_settings
+from flashback.conformance import short_settings
 from flashback.training import Interrupted
 from helpers import write_tiny
 

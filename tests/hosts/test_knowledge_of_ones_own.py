@@ -14,7 +14,7 @@ from flashback.hosts import HOSTS, Host
 from flashback.hosts.exemplars import ExemplarHost
 from flashback.hosts.stages import Step
 from flashback.knowledge import Knowledge, ReplayedTargets, Support, copy_state, squared_error
-from flashback.studies.checking import check_host
+from flashback.conformance import check_host
 from flashback.training.trainer import Trainer
 from helpers import forgetting, quick_flashback, quick_host, tiny_benchmark
 

@@ -17,7 +17,7 @@ from flashback.knowledge import ImportantParameters
 from flashback.knowledge.fisher import fisher_diagonal
 from flashback.nets import NETS, ActiveColumn, Backbone, Net, Output, Shape
 from flashback.nets.small import SmallCNN
-from flashback.studies.checking import Trial, resumes
+from flashback.conformance import Trial, resumes
 from helpers import forgetting, quick_host, tiny_benchmark
 
 BOTH = pytest.mark.parametrize("column", ["fresh", "kept"])

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import storm
 
 import flashback
-from flashback.studies.checking import made_images
+from flashback.conformance import made_images
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from flashback.cli.options import HostFile, Set
 from flashback.cli.progress import output
 from flashback.config import parse_assignment
 from flashback.reports.words import plural
-from flashback.studies.checking import Check, check_host
+from flashback.conformance import Check, check_host
 
 Name = Annotated[str, typer.Argument(metavar="HOST", help="The host to look into.")]
 

@@ -1,18 +1,15 @@
 """Many runs, one answer: comparisons, sweeps, tuning, representations."""
 
-from flashback.studies.checking import Check, check_host
 from flashback.studies.comparison import Comparison, compare
 from flashback.studies.similarity import compare_representations
 from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, read_sweep, run_sweep
 from flashback.studies.tuning import Tuned, tune
 
 __all__ = [
-    "Check",
     "Comparison",
     "Outcome",
     "Sweep",
     "Tuned",
-    "check_host",
     "compare",
     "compare_representations",
     "parse_sweep",

@@ -19,7 +19,7 @@ from flashback.hosts import HOSTS
 from flashback.hosts.lwf_mc import LwFMC
 from flashback.hosts.stages import Step
 from flashback.knowledge import ImportantParameters, Support, flat
-from flashback.studies.checking import PROMISES, PROMISES_OF_ANY_HOST, Check, Moments, Trial, check_host
+from flashback.conformance import PROMISES, PROMISES_OF_ANY_HOST, Check, Moments, Trial, check_host
 
 
 class CountsSteps(LwFMC):
