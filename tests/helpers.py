@@ -15,10 +15,10 @@ import torch
 from flashback import configure
 from flashback.benchmarks import Benchmark, Images, Task
 from flashback.config import RunConfig
+from flashback.conformance import short_settings
 from flashback.hosts import HOSTS, Host
 from flashback.plugin import Flashback
 from flashback.registry import Registry
-from flashback.conformance import short_settings
 from flashback.training import build_host
 
 

@@ -20,6 +20,7 @@ ROWS = [
     {"speed"},
     {"reports"},
     {"studies", "conformance"},
+    {"results"},
     {"training"},
     {"recipes", "plugin"},
     {"hosts"},

@@ -31,10 +31,10 @@ import torch
 
 import flashback
 from flashback.config import CheckpointConfig, RunConfig
+from flashback.conformance import made_images, short_settings
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
 from flashback.records import is_finished
-from flashback.conformance import made_images, short_settings
 from flashback.training import Checkpoints
 
 SIZES = (2, 3, 2)  # classes of the tasks

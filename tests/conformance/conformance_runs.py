@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from flashback.benchmarks import Benchmark
+from flashback.conformance import Ending
 from flashback.hosts import HOSTS, Host
 from flashback.plugin import Flashback
-from flashback.conformance import Ending
 from flashback.training import Trainer, build_method
 from helpers import quick_config, small_settings, tiny_benchmark
 

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.cli import main
+from flashback.conformance import PROMISES, PROMISES_OF_ANY_HOST, Check, Moments, Trial, check_host
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS
 from flashback.hosts.lwf_mc import LwFMC
 from flashback.hosts.stages import Step
 from flashback.knowledge import ImportantParameters, Support, flat
-from flashback.conformance import PROMISES, PROMISES_OF_ANY_HOST, Check, Moments, Trial, check_host
 
 
 class CountsSteps(LwFMC):

@@ -11,8 +11,8 @@ from conformance_runs import ALL, KNOWING, Watcher, assert_same_state, method_of
 from torch import Tensor
 
 from flashback import Host, evaluate
-from flashback.hosts.base import Classifier
 from flashback.conformance import Ending
+from flashback.hosts.base import Classifier
 from helpers import tiny_benchmark
 
 LURE = 1e9

@@ -10,8 +10,8 @@ from PIL import Image
 
 import flashback as fb
 from flashback.benchmarks.mapped import MappedImages
-from flashback.hosts import HOSTS
 from flashback.conformance import short_settings
+from flashback.hosts import HOSTS
 
 
 @pytest.mark.parametrize("name", list(HOSTS))

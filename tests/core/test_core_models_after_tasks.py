@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import flashback as fb
+from flashback.conformance import short_settings
 from flashback.hosts import HOSTS
 from flashback.records.terms import SETTINGS
-from flashback.conformance import short_settings
 from flashback.training import Interrupted
 from helpers import write_tiny
 

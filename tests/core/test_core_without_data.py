@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import flashback as fb
 from flashback.benchmarks.recorded import DATA, recorded_benchmark
-from flashback.hosts import HOSTS
 from flashback.conformance import short_settings
+from flashback.hosts import HOSTS
 from flashback.training import running
 from helpers import tiny_benchmark, write_tiny
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flashback.conformance import check_host
 from flashback.hosts import HOSTS, Host
 from flashback.hosts.exemplars import ExemplarHost
 from flashback.hosts.stages import Step
 from flashback.knowledge import Knowledge, ReplayedTargets, Support, copy_state, squared_error
-from flashback.conformance import check_host
 from flashback.training.trainer import Trainer
 from helpers import forgetting, quick_flashback, quick_host, tiny_benchmark
 

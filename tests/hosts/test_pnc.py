@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flashback import FlashbackError, Trainer
+from flashback.conformance import Trial, resumes
 from flashback.hosts.pnc import TaughtStep
 from flashback.knowledge import ImportantParameters
 from flashback.knowledge.fisher import fisher_diagonal
 from flashback.nets import NETS, ActiveColumn, Backbone, Net, Output, Shape
 from flashback.nets.small import SmallCNN
-from flashback.conformance import Trial, resumes
 from helpers import forgetting, quick_host, tiny_benchmark
 
 BOTH = pytest.mark.parametrize("column", ["fresh", "kept"])

@@ -9,8 +9,8 @@ import typer
 from flashback.cli.options import HostFile, Set
 from flashback.cli.progress import output
 from flashback.config import parse_assignment
-from flashback.reports.words import plural
 from flashback.conformance import Check, check_host
+from flashback.reports.words import plural
 
 Name = Annotated[str, typer.Argument(metavar="HOST", help="The host to look into.")]
 

@@ -1,0 +1,24 @@
+"""Finished runs, the methods they belong to, and paired comparisons of any two methods."""
+
+from flashback.results.comparison import Comparison, Row, compare_methods, pair_arms
+from flashback.results.method import Cost, Method, Sample, group_methods
+from flashback.results.reading import Runs, read_run, read_runs
+from flashback.results.run import Epoch, Run
+from flashback.results.similarity import Similarity
+
+__all__ = [
+    "Comparison",
+    "Cost",
+    "Epoch",
+    "Method",
+    "Row",
+    "Run",
+    "Runs",
+    "Sample",
+    "Similarity",
+    "compare_methods",
+    "group_methods",
+    "pair_arms",
+    "read_run",
+    "read_runs",
+]

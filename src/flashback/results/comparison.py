@@ -1,0 +1,303 @@
+"""Two methods compared seed by seed: a host without and with flashback, or any other two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from flashback.metrics import PairedTest, mean, paired_test, verdict
+from flashback.recipes import config_from_dict
+from flashback.recipes.catalogue import AS_PUBLISHED
+from flashback.records import differing_keys
+from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
+from flashback.results.method import Cost, Method, Sample, canonical, pair_key
+from flashback.results.naming import distinct_names, distinguishing, method_title
+
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric in one setting: both samples and the paired test of right minus left."""
+
+    setting: str
+    metric: str
+    left: Sample
+    right: Sample
+    test: PairedTest
+
+    @classmethod
+    def of(cls, setting: str, metric: str, left: Sample, right: Sample) -> Row:
+        if left.is_partial or right.is_partial:  # the seeds that have a value are a choice by outcome
+            return cls(setting, metric, Sample(left.values), Sample(right.values), paired_test({}, {}))
+        return cls(setting, metric, left, right, paired_test(left.values, right.values))
+
+    @property
+    def values(self) -> dict[str, dict[int, float | None]]:
+        """By arm, where the host is on the left and flashback on the right; so are mean and deviation."""
+        return {HOST: self.left.values, FLASHBACK: self.right.values}
+
+    @property
+    def mean(self) -> dict[str, float | None]:
+        return {HOST: self.left.mean, FLASHBACK: self.right.mean}
+
+    @property
+    def deviation(self) -> dict[str, float | None]:
+        return {HOST: self.left.deviation, FLASHBACK: self.right.deviation}
+
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """Left and right value at every seed for which both have one."""
+        return [
+            (left, right)
+            for seed, left in self.left.values.items()
+            if left is not None and (right := self.right.values.get(seed)) is not None
+        ]
+
+    @property
+    def paired_means(self) -> tuple[float | None, float | None]:
+        """Both means over the seeds of the pairs; they differ by exactly the difference that is tested."""
+        left, right = (mean([pair[k] for pair in self.pairs]) for k in (0, 1))
+        return left, right
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired comparison of two methods.
+
+    One side may be without runs, where all of them failed or were never made.
+    """
+
+    left: Method
+    right: Method
+    name: str = ""
+    failures: dict[str, str] = field(default_factory=dict)
+    reused: list[str] = field(default_factory=list)
+    further_seeds: list[int] = field(default_factory=list)  # finished in the folder already, though not asked for
+
+    @property
+    def methods(self) -> list[Method]:
+        """The sides that have runs, left first."""
+        return [method for method in (self.left, self.right) if method.runs]
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one side has no runs, so that there is nothing to compare."""
+        return len(self.methods) < 2
+
+    @property
+    def host(self) -> str:
+        return self.left.host
+
+    @property
+    def benchmark(self) -> str:
+        return self.left.benchmark
+
+    @property
+    def recipe(self) -> str:
+        return self.left.recipe
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({*self.left.runs, *self.right.runs})
+
+    @property
+    def common_seeds(self) -> list[int]:
+        return [seed for seed in self.seeds if seed in self.left.runs and seed in self.right.runs]
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics that both sides have."""
+        first, *others = [method.metric_names for method in self.methods]
+        return [name for name in first if all(name in other for other in others)]
+
+    @property
+    def is_whole(self) -> bool:
+        return all(method.is_whole for method in self.methods)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The settings of either side that differ from its recipe."""
+        return {key: value for method in self.methods for key, value in method.changes.items()}
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        return [self.row(setting, metric) for setting in SETTINGS for metric in self.metric_names]
+
+    def row(
+        self, setting: str = CLASS_INCREMENTAL, metric: str = "average_accuracy", classifier: str | None = None
+    ) -> Row:
+        """One metric, by the methods' own classifiers unless another is named."""
+        left, right = (method.sample(metric, setting, classifier) for method in (self.left, self.right))
+        return Row.of(setting, metric, left, right)
+
+    @property
+    def cost(self) -> dict[str, Cost]:
+        """By arm."""
+        return {HOST: self.left.cost, FLASHBACK: self.right.cost}
+
+    @property
+    def equal_budget(self) -> bool | None:
+        """Whether both sides took the same steps and images at every seed; None without a common seed."""
+        pairs = [[method.runs[seed].record.run for method in self.methods] for seed in self.common_seeds]
+        equal = [left[what] == right[what] for left, right in pairs for what in ("steps", "images")]
+        return all(equal) if equal else None
+
+    @property
+    def budget(self) -> str:
+        return {True: "equal budget", False: "unequal budget", None: "budget unknown"}[self.equal_budget]
+
+    @cached_property
+    def differing_settings(self) -> list[str]:
+        """The settings that both sides have with different values."""
+        left, right = self.left.flat_settings, self.right.flat_settings
+        natural = {"host.name", "recipe"}
+        return sorted(key for key in left if key in right and left[key] != right[key] and key not in natural)
+
+    @cached_property
+    def differing_environment(self) -> list[str]:
+        """Devices, versions and code that differ among the runs; the share of a GPU changes only rounding."""
+        all_runs = [run.environment for method in self.methods for run in method.runs.values()]
+        keys = {key for one in all_runs for key in differing_keys(all_runs[0], one, ignored=["portion"])}
+        return sorted(keys - ({"code"} if self.left.host != self.right.host else set()))
+
+    @property
+    def flashback(self) -> str:
+        """alpha_p and E1, in words."""
+        if self.right.arm != FLASHBACK:
+            return ""
+        config = config_from_dict(self.right.config)
+        first, second = config.flashback.split(config.training.epochs)
+        return f"alpha_p {config.flashback.alpha:g}, E1 {first} of {first + second} epochs a task"
+
+    @property
+    def unmatched(self) -> dict[str, list[int]]:
+        """The seeds that only one arm has, by arm; empty where one side has no runs."""
+        alone = {
+            HOST: sorted(self.left.runs.keys() - self.right.runs),
+            FLASHBACK: sorted(self.right.runs.keys() - self.left.runs),
+        }
+        return {arm: seeds for arm, seeds in alone.items() if seeds and not self.is_single}
+
+    def outcome(self, setting: str = CLASS_INCREMENTAL) -> str:
+        """The paired test of average accuracy: better, worse, alike or untested."""
+        test = self.row(setting).test
+        if test.p is None or test.difference is None:
+            return "untested"
+        return "alike" if test.p >= SIGNIFICANT else "better" if test.difference > 0 else "worse"
+
+    def verdict(self, setting: str = CLASS_INCREMENTAL) -> str:
+        """One sentence about the paired test of average accuracy."""
+        arms = (self.left.arm, self.right.arm) == ARMS and self.left.host == self.right.host
+        return verdict(self.row(setting).test, subject="" if arms else self.right.name)
+
+    def answer(self, setting: str = CLASS_INCREMENTAL) -> str:
+        """The verdict, with the setting, the budget and the settings that differ."""
+        if self.is_single:
+            return f"Only one method ({self.methods[0].name}) has runs, so there is nothing to compare."
+        differing = (
+            f", settings that also differ: {', '.join(self.differing_settings)}" if self.differing_settings else ""
+        )
+        title = setting.replace("_", "-")
+        return f"Average accuracy, {title}, {self.budget}{differing}: {self.verdict(setting)}"
+
+    @property
+    def sentence(self) -> str:
+        return f"Average accuracy, class-incremental, {self.budget}: {self.verdict()}"
+
+    def __repr__(self) -> str:
+        failed = f" Failed: {', '.join(self.failures)} (see failures)." if self.failures else ""
+        return f"{self.host} on {self.benchmark}, {len(self.seeds)} seeds: {self.sentence}{failed}"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A flat row for every setting and metric, for a data frame; `rows` has the values of every seed."""
+        return [
+            {
+                "setting": row.setting,
+                "metric": row.metric,
+                **{f"{arm}_mean": row.mean[arm] for arm in ARMS},
+                **{f"{arm}_deviation": row.deviation[arm] for arm in ARMS},
+                **{name: getattr(row.test, name) for name in ("difference", "low", "high", "p", "pairs")},
+            }
+            for row in self.rows
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What comparison.json holds."""
+        return {
+            "host": self.host,
+            "benchmark": self.benchmark,
+            "recipe": self.recipe,
+            "seeds": self.seeds,
+            "rows": [
+                {name: getattr(row, name) for name in ("setting", "metric", "values", "mean", "deviation")}
+                | {"test": asdict(row.test)}
+                for row in self.rows
+            ],
+            "cost": {arm: asdict(cost) for arm, cost in self.cost.items()},
+            "equal_budget": self.equal_budget,
+            "differing_settings": self.differing_settings,
+            "differing_environment": self.differing_environment,
+            "failures": self.failures,
+            "reused": self.reused,
+            "further_seeds": self.further_seeds,
+            "flashback": self.flashback,
+            "budget": self.budget,
+            "sentence": self.sentence,
+        }
+
+
+def compare_methods(left: Method, right: Method) -> Comparison:
+    """Compare two methods on their common seeds; differences are right minus left."""
+    return Comparison(left, right, f"{right.name} against {left.name}")
+
+
+# ---------------------------------------------------------------- hosts and their flashback arms
+
+
+def pair_arms(methods: Sequence[Method]) -> list[Comparison]:
+    """Every host beside the same host with flashback; a method without a counterpart stands alone.
+
+    Whole runs come first, then comparisons with many common seeds.
+    """
+    groups: dict[str, list[Method]] = {}
+    for method in methods:
+        groups.setdefault(pair_key(method.any_run), []).append(method)
+    pairs = []
+    for group in join_published(list(groups.values())):
+        host = next((method for method in group if method.arm == HOST), None)
+        with_flashback = [method for method in group if method.arm == FLASHBACK]
+        for right in with_flashback or [empty_arm(group[0], FLASHBACK)]:
+            pairs.append(Comparison(host or empty_arm(right, HOST), right))
+    return sorted(name_comparisons(pairs), key=weight)
+
+
+def empty_arm(method: Method, arm: str) -> Method:
+    return Method({**method.config, "flashback": {**method.config["flashback"], "enabled": arm == FLASHBACK}})
+
+
+def join_published(groups: Sequence[list[Method]]) -> list[list[Method]]:
+    """Published recipes may set up the host differently in each arm: join one of each on the same data."""
+    halves: dict[str, list[list[Method]]] = {}
+    for group in groups:
+        run = group[0].any_run
+        if len({method.arm for method in group}) < len(ARMS) and run.recipe == AS_PUBLISHED:
+            key = canonical([run.host, run.code, run.settings["benchmark"], run.data, run.tasks])
+            halves.setdefault(key, []).append(group)
+    joined = [two for two in halves.values() if len(two) == 2 and two[0][0].arm != two[1][0].arm]
+    used = [id(group) for two in joined for group in two]
+    return [group for group in groups if id(group) not in used] + [first + second for first, second in joined]
+
+
+def name_comparisons(pairs: Sequence[Comparison]) -> list[Comparison]:
+    runs = [pair.methods[-1].any_run for pair in pairs]
+    several = len({run.benchmark for run in runs}) > 1
+    titles = [method_title(run, several, with_arm=False) for run in runs]
+    names = distinct_names(titles, [distinguishing(run) for run in runs], [list(pair.changes) for pair in pairs])
+    return [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
+
+
+def weight(pair: Comparison) -> tuple[bool, int, str, str]:
+    return not pair.is_whole, -len(pair.common_seeds), pair.benchmark, pair.name

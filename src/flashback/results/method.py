@@ -1,0 +1,197 @@
+"""A method: the runs of one configuration, which differ only in the seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from flashback.metrics import deviation, mean
+from flashback.records.terms import CLASS_INCREMENTAL, FLASHBACK, HOST
+from flashback.results.departures import departures, shortens
+from flashback.results.naming import distinct_names, distinguishing, method_title
+from flashback.results.run import Run, flatten, resolve
+
+NOT_SETTINGS = ("seed", "flashback", "checkpoint")  # may differ between the runs that are compared
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values of one metric by seed, with mean and sample deviation."""
+
+    values: dict[int, float | None]
+    mean: float | None = None
+    deviation: float | None = None
+
+    @classmethod
+    def of(cls, values: dict[int, float | None]) -> Sample:
+        """Mean and deviation are None where some seeds have no value: the others would be a choice by outcome."""
+        known = [value for value in values.values() if value is not None]
+        return cls(values, mean(known), deviation(known)) if len(known) == len(values) else cls(values)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some seeds have a value and others none."""
+        return None in self.values.values() and len(self) > 0
+
+    def __len__(self) -> int:
+        return sum(value is not None for value in self.values.values())
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run took: means over seeds, and the maximum bytes of each kind of knowledge."""
+
+    steps: float | None
+    images: float | None
+    seconds: float | None
+    bytes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs of one configuration by seed; there may be none where all have failed."""
+
+    config: Mapping[str, Any]
+    runs: dict[int, Run] = field(default_factory=dict)
+    name: str = ""
+
+    @classmethod
+    def of(cls, runs: Iterable[Run], name: str = "") -> Method:
+        by_seed = {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
+        return cls(next(iter(by_seed.values())).record.config, by_seed, name)
+
+    @property
+    def any_run(self) -> Run:
+        return next(iter(self.runs.values()))
+
+    @property
+    def host(self) -> str:
+        return str(self.config["host"]["name"])
+
+    @property
+    def benchmark(self) -> str:
+        return str(self.config["benchmark"]["name"])
+
+    @property
+    def recipe(self) -> str:
+        return str(self.settings["recipe"])
+
+    @property
+    def arm(self) -> str:
+        return FLASHBACK if self.config["flashback"]["enabled"] else HOST
+
+    @property
+    def label(self) -> str:
+        return next((run.label for run in self.runs.values() if run.label), "")
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        return resolve(self.config)
+
+    @cached_property
+    def flat_settings(self) -> dict[str, Any]:
+        return flatten(self.settings)
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.runs)
+
+    @property
+    def tasks(self) -> int:
+        return self.any_run.tasks
+
+    @property
+    def metric_names(self) -> list[str]:
+        return self.any_run.metric_names
+
+    @property
+    def classifiers(self) -> list[str]:
+        """The classifiers that all runs have, the method's own first."""
+        return [name for name in self.any_run.results if all(name in run.results for run in self.runs.values())]
+
+    def sample(
+        self, metric: str = "average_accuracy", setting: str = CLASS_INCREMENTAL, classifier: str | None = None
+    ) -> Sample:
+        return Sample.of({seed: run.metric(metric, setting, classifier) for seed, run in self.runs.items()})
+
+    def mean(self, metric: str = "average_accuracy", setting: str = CLASS_INCREMENTAL) -> float | None:
+        return self.sample(metric, setting).mean
+
+    @property
+    def cost(self) -> Cost:
+        facts = [run.record.run for run in self.runs.values()]
+        largest: dict[str, int] = {}
+        for one in facts:
+            for kind, size in one["knowledge_bytes"].items():
+                largest[kind] = max(size, largest.get(kind, 0))
+        steps, images, seconds = (mean([one[name] for one in facts]) for name in ("steps", "images", "seconds"))
+        return Cost(steps, images, seconds, largest)
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """Settings that differ from the recipe."""
+        return {key: value for run in self.runs.values() for key, value in departures(run).items()}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it was trained on all tasks and training images, with the epochs of its recipe."""
+        return not any(map(shortens, self.changes))
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it learned all tasks at once, so that it is an upper bound and no competitor."""
+        return self.mean("average_incremental_accuracy") is None
+
+    @cached_property
+    def protocol(self) -> str:
+        """Equal for methods that learned and were tested on the same tasks and images."""
+        return canonical({key: value for key, value in self.any_run.protocol.items() if value is not None})
+
+
+def group_methods(runs: Iterable[Run]) -> list[Method]:
+    """Group runs that differ only in the seed.
+
+    Names consist of host, arm, the benchmark where there are several, and the settings that distinguish a method from
+    the others.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(method_key(run), []).append(run)
+    return name_methods([Method.of(group) for group in groups.values()])
+
+
+def name_methods(methods: Sequence[Method]) -> list[Method]:
+    several = len({method.benchmark for method in methods}) > 1
+    titles = [method_title(method.any_run, several) for method in methods]
+    settings = [distinguishing(method.any_run) for method in methods]
+    names = distinct_names(titles, settings, [list(method.changes) for method in methods])
+    return [replace(method, name=name) for method, name in zip(methods, names, strict=True)]
+
+
+def method_key(run: Run) -> str:
+    """Equal for runs that differ only in the seed."""
+    return canonical([run.arm, pair_key(run), run.settings["flashback"] if run.arm == FLASHBACK else None])
+
+
+def pair_key(run: Run) -> str:
+    """Equal for runs that also differ in the arm and the settings of flashback."""
+    return canonical([run.code, *setup(run)])
+
+
+def setup(run: Run) -> list[Any]:
+    """Settings, data and tasks, whatever the code."""
+    return [{key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}, run.data, run.tasks]
+
+
+def canonical(value: Any) -> str:
+    return json.dumps(_plain_keys(value), sort_keys=True, default=str)
+
+
+def _plain_keys(value: Any) -> Any:
+    """YAML allows keys that JSON cannot sort."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain_keys(item) for key, item in value.items()}
+    return [_plain_keys(item) for item in value] if isinstance(value, list) else value

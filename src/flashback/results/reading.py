@@ -1,0 +1,152 @@
+"""Find and read finished runs below folders. Whatever is not a complete record is left out, with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flashback.benchmarks import known_as
+from flashback.errors import FlashbackError, require
+from flashback.files import LARGEST_RECORD, read_file
+from flashback.records import read_record
+from flashback.records.folder import LOG
+from flashback.results.method import method_key
+from flashback.results.run import LARGEST, Epoch, Run, check_record, is_number
+from flashback.results.similarity import SIMILARITY, Similarity, read_similarity
+
+MARKS = {"config.yaml", "run.json", "results.json"}  # a folder with one of them is meant to be a run
+STUDY = "study.db"  # of `flashback tune`, in a folder that holds a config.yaml and no run
+EPOCHS_KEPT = 400  # of the log of a run; a chart could not show more
+Folders = str | Path | Sequence[str | Path]
+
+
+@dataclass
+class Runs:
+    """What lies below the folders: runs, similarities, and what was left out, with the reason."""
+
+    runs: list[Run] = field(default_factory=list)
+    similarities: list[Similarity] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def read_runs(folders: Folders, labels: Mapping[str, str | Path] | None = None) -> Runs:
+    """Read every finished run below the folders, each once.
+
+    Args:
+        folders: One folder or several, searched at any depth.
+        labels: Names for the runs below a folder, as `{"our net": "runs/mynet"}`.
+
+    Returns:
+        The runs, and the folders that were left out with the reason. A second run of the same configuration and seed
+        is left out.
+
+    Raises:
+        FlashbackError: A folder does not exist, or no run lies below the folder of a label.
+    """
+    roots = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    found, seen = Runs(), set[Path]()
+    for root in roots:
+        require(root.is_dir(), f"{root} is not a folder; give folders with finished runs")
+        before = len(seen)
+        for path in marked_folders(root):
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                read_into(found, path, name_of(path, root, alone=len(roots) == 1))
+        if len(seen) == before and len(roots) > 1:
+            found.skipped.setdefault(str(root), "holds no run that was not read already")
+    found.runs = with_labels(same_spelling(found.runs), labels or {})
+    drop_repetitions(found)
+    return found
+
+
+def marked_folders(root: Path) -> Iterator[Path]:
+    for folder, inner, files in os.walk(root):
+        inner[:] = sorted(name for name in inner if name != "checkpoint" and not name.startswith("."))
+        if (MARKS | {SIMILARITY}).intersection(files):
+            yield Path(folder)
+
+
+def name_of(path: Path, root: Path, alone: bool) -> str:
+    """The path below the only folder that was given; with several, the path as given."""
+    if not alone:
+        return path.as_posix()
+    return path.relative_to(root).as_posix() if path != root else root.resolve().name
+
+
+def read_into(found: Runs, path: Path, name: str) -> None:
+    try:
+        if (path / SIMILARITY).exists():
+            found.similarities.append(read_similarity(path, name))
+    except FlashbackError as error:
+        found.skipped[f"{name}/{SIMILARITY}"] = str(error)
+    if not any((path / mark).exists() for mark in MARKS) or (path / STUDY).exists():
+        return
+    try:
+        found.runs.append(read_run(path, name))
+    except FlashbackError as error:
+        found.skipped[name] = str(error).removeprefix(f"{path} is not a run record: ").removeprefix(f"{path}/")
+
+
+def same_spelling(runs: Sequence[Run]) -> list[Run]:
+    """A file of the user's is one benchmark, however its path was written; name and checksum identify it."""
+    first: dict[tuple[str, str], str] = {}
+    names = [first.setdefault((known_as(run.benchmark), str(run.data["data_checksum"])), run.benchmark) for run in runs]
+    return [run if run.benchmark == name else run.with_benchmark(name) for run, name in zip(runs, names, strict=True)]
+
+
+def with_labels(runs: Sequence[Run], labels: Mapping[str, str | Path]) -> list[Run]:
+    labelled = list(runs)
+    for label, folder in labels.items():
+        inside = [k for k, run in enumerate(runs) if run.path.resolve().is_relative_to(Path(folder).resolve())]
+        require(bool(inside), f"no run lies below {folder}, the folder of the label {label}; name a folder with runs")
+        for k in inside:
+            labelled[k] = replace(labelled[k], label=label)
+    return labelled
+
+
+def drop_repetitions(found: Runs) -> None:
+    first: dict[tuple[str, int], Run] = {}
+    for run in found.runs:
+        earlier = first.setdefault((method_key(run), run.seed), run)
+        if earlier is not run:
+            found.skipped[run.name] = f"repeats {earlier.name}: the same configuration and seed"
+    found.runs = list(first.values())
+
+
+# ---------------------------------------------------------------- one run
+
+
+def read_run(path: str | Path, name: str = "") -> Run:
+    """Read one finished run; a FlashbackError says what is missing or broken."""
+    path = Path(path)
+    if (path / "config.yaml").exists() and not (path / "results.json").exists():
+        raise FlashbackError("not finished: there is no results.json")
+    record = read_record(path)
+    return Run(name or str(path), record, check_record(record), read_epochs(path))
+
+
+def read_epochs(path: Path) -> list[Epoch]:
+    """The losses in the log, thinned out where it is long. A missing or damaged log gives what it has."""
+    try:
+        text = read_file(path / LOG, LARGEST_RECORD).decode(errors="replace")
+    except (OSError, ValueError):
+        return []
+    lines = [line for line in text.splitlines() if '"losses"' in line]
+    stride = -(-len(lines) // EPOCHS_KEPT)
+    kept = (line for k, line in enumerate(lines) if k % stride == 0 or '"epoch": 0,' in line)
+    return [epoch for line in kept if (epoch := parse_epoch(line)) is not None]
+
+
+def parse_epoch(line: str) -> Epoch | None:
+    try:
+        event = json.loads(line)
+        losses = {str(name): float(value) for name, value in event["losses"].items() if is_number(abs(value), LARGEST)}
+        numbers = [event[key] for key in ("task", "epoch", "epochs")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if not all(type(value) is int and 0 <= value < 10**6 for value in numbers) or not losses:
+        return None
+    return Epoch(numbers[0], str(event.get("stage", "")), numbers[1], numbers[2], losses)

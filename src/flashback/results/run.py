@@ -1,0 +1,243 @@
+"""One finished run: its settings, its accuracy matrices and its metrics, checked and computed when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flashback.benchmarks.orders import OF_THE_SEED
+from flashback.errors import FlashbackError, require
+from flashback.metrics import summarise
+from flashback.metrics.accuracy import METRICS, OVER_IMAGES
+from flashback.recipes import resolved
+from flashback.records import RunRecord, dotted
+from flashback.records.terms import CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
+
+LARGEST = 1e18  # of any count in a record
+Values = dict[str, dict[str, Any]]  # by setting: the matrix and every metric
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The mean losses of one epoch and its place in the run."""
+
+    task: int
+    stage: str
+    number: int
+    epochs: int
+    losses: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Metrics follow from the accuracy matrices, so that records of every version have the same definitions.
+    `results` holds them by classifier, the method's own first, then by setting.
+    """
+
+    name: str  # the folder, below the one that was searched
+    record: RunRecord
+    results: dict[str, Values]
+    epochs: list[Epoch]
+    label: str = ""  # given by the user
+
+    @property
+    def path(self) -> Path:
+        return self.record.path
+
+    @property
+    def host(self) -> str:
+        return str(self.record.config["host"]["name"])
+
+    @property
+    def benchmark(self) -> str:
+        return str(self.record.config["benchmark"]["name"])
+
+    @property
+    def recipe(self) -> str:
+        return str(self.settings["recipe"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.record.config["seed"])
+
+    @property
+    def arm(self) -> str:
+        return FLASHBACK if self.record.config["flashback"]["enabled"] else HOST
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The whole configuration; a setting that a later version added has its default."""
+        return resolve(self.record.config)
+
+    @cached_property
+    def flat_settings(self) -> dict[str, Any]:
+        """Settings by dotted key, without seed and checkpoints; those of flashback only where it is on."""
+        return flatten(self.settings)
+
+    @property
+    def classifier(self) -> str:
+        """The name of the method's own classifier."""
+        return next(iter(self.results))
+
+    @property
+    def tasks(self) -> int:
+        return len(self.matrix())
+
+    def matrix(self, setting: str = CLASS_INCREMENTAL, classifier: str | None = None) -> list[list[float]]:
+        """Accuracy in percent on task j after task k, as `matrix[k][j]`; row k has k + 1 values."""
+        matrix: list[list[float]] = self._values(setting, classifier)["matrix"]
+        return matrix
+
+    def metric(
+        self, name: str = "average_accuracy", setting: str = CLASS_INCREMENTAL, classifier: str | None = None
+    ) -> float | None:
+        """One metric by its key in results.json; None where it is undefined."""
+        value: float | None = self._values(setting, classifier)[name]
+        return value
+
+    def metrics(self, setting: str = CLASS_INCREMENTAL, classifier: str | None = None) -> dict[str, float | None]:
+        """All metrics of one setting."""
+        return {name: value for name, value in self._values(setting, classifier).items() if name != "matrix"}
+
+    def confusion(self, classifier: str | None = None) -> list[list[int]] | None:
+        """Counts after the last task, `[true class][predicted class]`; None in records without them."""
+        listed = self.record.results.get("classifiers")
+        values = listed.get(classifier or self.classifier) if isinstance(listed, dict) else None
+        counts = values.get("confusion") if isinstance(values, dict) else None
+        return counts if is_confusion(counts) else None
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes in the order in which they were learned, numbered where the record has no names."""
+        data = self.record.run.get("data")
+        names = data.get("class_names") if isinstance(data, dict) else None
+        order = self.record.run.get("class_order")
+        order = order if isinstance(order, list) and all(type(k) is int for k in order) else []
+        known = names if isinstance(names, list) else []
+        return [str(known[k]) if 0 <= k < len(known) else f"class {k}" for k in order]
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics worth showing: averages over images only where tasks differ in size."""
+        run = self.record.run
+        data = run.get("data")
+        listed = [run.get("task_sizes"), data.get("test_images") if isinstance(data, dict) else None]
+        unequal = any(size != sizes[0] for sizes in listed if isinstance(sizes, list) for size in sizes)
+        return [*METRICS, *OVER_IMAGES] if unequal else list(METRICS)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The images and the class order; an order drawn by seed counts as the same for all seeds."""
+        drawn = self.settings["benchmark"].get("order") == OF_THE_SEED
+        order = OF_THE_SEED if drawn else self.record.run.get("class_order")
+        return {"data_checksum": self.record.run.get("data_checksum"), "class_order": order}
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """The tasks and images. Methods can be ranked only where all of it is equal."""
+        return {**self.settings["benchmark"], **self.data}
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Device, versions and digest of the code, as recorded for resuming."""
+        return self.record.run.get("must_match") or {}
+
+    @property
+    def code(self) -> str | None:
+        """The digest of the user's files that define the host or net; None if both are in the package."""
+        code = self.environment.get("code")
+        return None if code is None else str(code)
+
+    def with_benchmark(self, name: str) -> Run:
+        """The same run under another spelling of its benchmark."""
+        config = {**self.record.config, "benchmark": {**self.record.config["benchmark"], "name": name}}
+        return replace(self, record=replace(self.record, config=config))
+
+    def _values(self, setting: str, classifier: str | None) -> dict[str, Any]:
+        return self.results[self.classifier if classifier is None else classifier][setting]
+
+
+def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return resolved(config)
+    except FlashbackError:  # of a host or a version that is not installed
+        return dict(config)
+
+
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    ignored = {"seed", "checkpoint"} if settings["flashback"]["enabled"] else {"seed", "checkpoint", "flashback"}
+    return dotted({key: value for key, value in settings.items() if key not in ignored})
+
+
+# ---------------------------------------------------------------- checking a record
+
+
+def check_record(record: RunRecord) -> dict[str, Values]:
+    """Refuse a record that is not complete; return its metrics by classifier and setting."""
+    check_config(record.config)
+    for quantity in ("steps", "images", "seconds"):
+        require(is_number(record.run.get(quantity), LARGEST), f"run.json does not hold the {quantity} of the run")
+    sizes = record.run.get("knowledge_bytes")
+    complete = isinstance(sizes, dict) and all(is_number(size, LARGEST) for size in sizes.values())
+    require(complete, "run.json does not hold the bytes of knowledge of the run")
+    require(isinstance(record.run.get("must_match", {}), dict), "run.json does not hold a mapping under must_match")
+    name, listed = str(record.results.get("classifier", "")), record.results.get("classifiers")
+    others = listed.items() if isinstance(listed, dict) else ()
+    return {name: measure(record.results)} | {str(key): measure(values) for key, values in others if key != name}
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    for section, key, kind in (("host", "name", str), ("benchmark", "name", str), ("flashback", "enabled", bool)):
+        inner = config.get(section)
+        require(isinstance(inner, dict) and type(inner.get(key)) is kind, f"config.yaml has no {section}.{key}")
+    require(type(config.get("seed")) is int, "config.yaml has no seed")
+    require(isinstance(config.get("recipe"), str), "config.yaml has no recipe")
+
+
+def measure(results: Any) -> Values:
+    """Matrix and metrics of each setting; the only place where metrics of a record are computed."""
+    require(isinstance(results, dict), "results.json holds no settings")
+    return {setting: measure_setting(setting, results.get(setting)) for setting in SETTINGS}
+
+
+def measure_setting(setting: str, values: Any) -> dict[str, Any]:
+    require(isinstance(values, dict), f"results.json has no {setting} results")
+    matrix = lower_triangle(values.get("matrix"), setting)
+    starts = {name: percentages(values.get(name), f"{setting} {name}") for name in ("zero_shot", "untrained")}
+    # The number of test images is not always recorded, so averages over images are taken from the record.
+    over_images = {name: values[name] if is_number(values.get(name), 100) else None for name in OVER_IMAGES}
+    metrics = {**summarise(matrix, [1] * len(matrix), **starts), **over_images}
+    # A metric that was undefined for the run stays so: joint training has no history.
+    return {"matrix": matrix} | {name: None if values.get(name, 0) is None else metrics[name] for name in metrics}
+
+
+def lower_triangle(matrix: Any, setting: str) -> list[list[float]]:
+    nested = isinstance(matrix, list) and len(matrix) > 0 and all(isinstance(row, list) for row in matrix)
+    require(nested, f"results.json has no {setting} matrix")
+    rows: list[list[float]] = [row[: k + 1] for k, row in enumerate(matrix)]
+    complete = all(len(row) == k + 1 and all(is_number(value, 100) for value in row) for k, row in enumerate(rows))
+    require(complete, f"the {setting} matrix of results.json is not a triangle of percentages")
+    return rows
+
+
+def percentages(values: Any, what: str) -> list[float | None] | None:
+    right = isinstance(values, list) and all(value is None or is_number(value, 100) for value in values)
+    require(values is None or right, f"{what} of results.json is not a list of percentages")
+    return values  # type: ignore[no-any-return]
+
+
+def is_confusion(counts: Any) -> bool:
+    return isinstance(counts, list) and all(
+        isinstance(row, list) and len(row) == len(counts) and all(is_number(count, LARGEST) for count in row)
+        for row in counts
+    )
+
+
+def is_number(value: Any, most: float) -> bool:
+    """Whether this is a number from 0 to `most`: no NaN, no infinity, no bool."""
+    return type(value) in (int, float) and 0 <= value <= most
