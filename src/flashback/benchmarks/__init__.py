@@ -1,9 +1,14 @@
 """Where tasks come from: datasets, class orders, and the split into tasks."""
 
-from flashback.benchmarks.load import load_benchmark
-from flashback.benchmarks.orders import class_order, imagenet100_classes
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec, describe_benchmarks, known_as
-from flashback.benchmarks.tasks import Benchmark, Images, Task
+
+if TYPE_CHECKING:
+    from flashback.benchmarks.load import load_benchmark
+    from flashback.benchmarks.orders import class_order, imagenet100_classes
+    from flashback.benchmarks.tasks import Benchmark, Images, Task
 
 __all__ = [
     "BENCHMARKS",
@@ -18,3 +23,20 @@ __all__ = [
     "known_as",
     "load_benchmark",
 ]
+
+# Imported on first use: they need torch, a list of the benchmarks does not.
+_MODULE_OF = {
+    "load_benchmark": "load",
+    "class_order": "orders",
+    "imagenet100_classes": "orders",
+    "Benchmark": "tasks",
+    "Images": "tasks",
+    "Task": "tasks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return value

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flashback.benchmarks.arrays import read_cifar10, read_cifar100, read_npz
-from flashback.benchmarks.folders import read_imagenet100, read_tinyimagenet
-from flashback.benchmarks.pools import Source
 from flashback.registry import Registry
+
+if TYPE_CHECKING:
+    from flashback.benchmarks.pools import Source
+
+
+def reader(module: str, function: str) -> Callable[[Path], Source]:
+    """A function that is imported when it is called: a list of the benchmarks needs no torch."""
+
+    def read(path: Path) -> Source:
+        source: Source = getattr(import_module(f"flashback.benchmarks.{module}"), function)(path)
+        return source
+
+    return read
 
 
 @dataclass(frozen=True)
@@ -43,14 +55,15 @@ class Spec:
 EMBEDDED = Path(__file__).parent / "data"
 
 FASHION_MINI = Dataset(
-    "fashion_mini", 10, (1, 28, 28), (0.2860,), (0.3530,), (str(EMBEDDED / "fashion_mini.npz"),), read_npz,
+    "fashion_mini", 10, (1, 28, 28), (0.2860,), (0.3530,), (str(EMBEDDED / "fashion_mini.npz"),),
+    reader("arrays", "read_npz"),
     class_names=("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     checksum="39336b5fd30685bd1ea9ab14094a791ac9b2573730f8343b2e819d1f06c42209",
 )  # fmt: skip
 
 CIFAR10 = Dataset(
     "cifar10", 10, (3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615),
-    ("cifar-10-binary.tar.gz",), read_cifar10,
+    ("cifar-10-binary.tar.gz",), reader("arrays", "read_cifar10"),
     class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     md5="c32a1d4ab5d03f1284b67883e8d87530",
@@ -68,7 +81,7 @@ tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 
 CIFAR100 = Dataset(
     "cifar100", 100, (3, 32, 32), (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761),
-    ("cifar-100-binary.tar.gz",), read_cifar100,
+    ("cifar-100-binary.tar.gz",), reader("arrays", "read_cifar100"),
     class_names=tuple(CIFAR100_NAMES.split()),
     url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
     md5="03b5dce01913d631647c71ecec9e9cb8",
@@ -76,14 +89,14 @@ CIFAR100 = Dataset(
 
 TINYIMAGENET = Dataset(
     "tinyimagenet", 200, (3, 64, 64), (0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821),
-    ("tiny-imagenet-200.zip",), read_tinyimagenet,
+    ("tiny-imagenet-200.zip",), reader("folders", "read_tinyimagenet"),
     url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     md5="90528d7ca1a48142e341f4ef8d21d0de",
 )  # fmt: skip
 
 IMAGENET100 = Dataset(
     "imagenet100", 100, (3, 256, 256), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225),
-    ("imagenet/train", "imagenet100/train", "train"), read_imagenet100,
+    ("imagenet/train", "imagenet100/train", "train"), reader("folders", "read_imagenet100"),
 )  # fmt: skip
 
 BENCHMARKS: Registry[Spec] = Registry("benchmark")
