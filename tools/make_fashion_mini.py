@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from flashback.benchmarks.arrays import KEYS, checksum
-from flashback.benchmarks.pools import Array
+from flashback.benchmarks.raw_data import Array
 from flashback.benchmarks.specs import EMBEDDED
 
 TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100

@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from flashback.benchmarks import decoding, load_benchmark, mapped
-from flashback.benchmarks.mapped import MappedImages
+from flashback.benchmarks import decoding, load_benchmark, mapped_images
+from flashback.benchmarks.mapped_images import MappedImages
 from flashback.errors import FlashbackError
 
 CLASSES, TRAIN, TEST = 6, 10, 2
@@ -244,8 +244,8 @@ def test_it_is_used_as_a_tensor_and_reads_what_it_must(
     both: tuple[MappedImages, torch.Tensor], use: str, inference: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     act, needed = USES[use]
-    read, rows_read = mapped._read, list[int]()
-    monkeypatch.setattr(mapped, "_read", lambda x, rows: rows_read.extend(rows) or read(x, rows))
+    read, rows_read = mapped_images._read, list[int]()
+    monkeypatch.setattr(mapped_images, "_read", lambda x, rows: rows_read.extend(rows) or read(x, rows))
     with torch.inference_mode(inference):
         found, expected = (act(x) for x in both)
     assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from flashback.benchmarks import BENCHMARKS, decoding, imagenet100_classes, load_benchmark
-from flashback.benchmarks.sources import find_source
+from flashback.benchmarks.download import load_dataset
 from flashback.errors import FlashbackError
 
 RED, GREEN, BLUE = (250, 0, 0), (0, 250, 0), (0, 0, 250)
@@ -354,7 +354,7 @@ def test_archives_are_fetched_and_their_checksum_verified(
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
     dataset = dataclasses.replace(official, url=f"{address}/{archive.name}", md5=md5)
     data = tmp_path / "data"
-    source = find_source(dataset, data, download=True)
+    source = load_dataset(dataset, data, download=True)
     assert (source.train.labels == made["y_train"]).all()
     assert (data / archive.name).read_bytes() == archive.read_bytes()
     for changes, reason in (({"md5": official.md5}, "hash"), ({"url": f"{address}/none"}, "HTTPError")):
@@ -362,7 +362,7 @@ def test_archives_are_fetched_and_their_checksum_verified(
         with pytest.raises(
             FlashbackError, match=rf"put cifar10.npz or cifar-10-binary.tar.gz into .*failed \(.*{reason}"
         ):
-            find_source(wrong, tmp_path / "elsewhere", download=True)
+            load_dataset(wrong, tmp_path / "elsewhere", download=True)
         assert not list((tmp_path / "elsewhere").glob("*"))
 
 

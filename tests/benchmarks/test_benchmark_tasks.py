@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashback.benchmarks import BENCHMARKS, Images, Task, describe_benchmarks, load_benchmark, mapped
+from flashback.benchmarks import BENCHMARKS, Images, Task, describe_benchmarks, load_benchmark, mapped_images
 from flashback.benchmarks.load import _measure
 from flashback.errors import FlashbackError
 
@@ -173,10 +173,10 @@ def test_of_many_images_every_so_many_are_measured(npz: Callable) -> None:
 
 def test_images_are_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As numbers of eight bytes 2,000 images of 256 x 256 would take 3 GB."""
-    read, at_once = mapped._read, list[int]()
-    monkeypatch.setattr(mapped, "_read", lambda x, rows: at_once.append(len(rows)) or read(x, rows))
+    read, at_once = mapped_images._read, list[int]()
+    monkeypatch.setattr(mapped_images, "_read", lambda x, rows: at_once.append(len(rows)) or read(x, rows))
     picture = np.full((3, 2, 2), 7, np.uint8)
-    assert _measure(mapped.MappedImages([picture] * 900, (3, 2, 2))) == ((7 / 255,) * 3, (1 / 255,) * 3)
+    assert _measure(mapped_images.MappedImages([picture] * 900, (3, 2, 2))) == ((7 / 255,) * 3, (1 / 255,) * 3)
     assert max(at_once) <= 16
     assert sum(at_once) == 900
 

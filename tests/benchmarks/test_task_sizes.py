@@ -52,7 +52,7 @@ def test_a_size_that_no_task_can_have_gets_no_example(size: int) -> None:
 def test_every_form_becomes_a_list(given_sizes: Any, listed: tuple[int, ...]) -> None:
     assert task_sizes(given_sizes, 10) == listed
     assert configure("icarl", settings={"benchmark.sizes": given_sizes}).benchmark.sizes == listed
-    assert tuple(load_benchmark("split-fashion-mini", sizes=given_sizes, sketch=True).sizes) == listed
+    assert tuple(load_benchmark("split-fashion-mini", sizes=given_sizes, labels_only=True).sizes) == listed
 
 
 @pytest.mark.parametrize("numbers", [[np.int64(4), 6], np.int64(5)])

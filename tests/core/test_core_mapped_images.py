@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import flashback as fb
-from flashback.benchmarks.mapped import MappedImages
+from flashback.benchmarks.mapped_images import MappedImages
 from flashback.conformance import short_settings
 from flashback.hosts import HOSTS
 

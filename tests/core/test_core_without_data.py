@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flashback as fb
-from flashback.benchmarks.recorded import DATA, recorded_benchmark
+from flashback.benchmarks.from_record import DATA, benchmark_from_record
 from flashback.conformance import short_settings
 from flashback.hosts import HOSTS
 from flashback.training import running
@@ -158,11 +158,11 @@ RECORD = {
     ],
 )
 def test_a_record_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
-    assert recorded_benchmark(RECORD, tiny_benchmark) is not None
+    assert benchmark_from_record(RECORD, tiny_benchmark) is not None
     with pytest.raises(
         fb.FlashbackError, match=r"what run\.json says under 'data' cannot all be so; it has been changed"
     ):
-        recorded_benchmark({**RECORD, DATA: {**RECORD[DATA], **change}}, tiny_benchmark)
+        benchmark_from_record({**RECORD, DATA: {**RECORD[DATA], **change}}, tiny_benchmark)
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
@@ -176,7 +176,7 @@ def test_anything_in_a_record_is_a_benchmark_or_one_sentence(place: str, value: 
     inner = {**RECORD[DATA], **({place: value} if place in RECORD[DATA] else {})}
     record = {**RECORD, DATA: inner, **({place: value} if place in RECORD else {})}
     try:
-        benchmark = recorded_benchmark(record, tiny_benchmark)
+        benchmark = benchmark_from_record(record, tiny_benchmark)
     except fb.FlashbackError as error:
         sentence = str(error)
     else:

@@ -207,7 +207,7 @@ def test_a_compiled_run_resumes_exactly_too(name: str, net: str, tmp_path: Path)
 
 def test_images_that_are_fetched_ahead_do_not_disturb_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     resident = train(config_of("icarl", compile=False))
-    monkeypatch.setattr("flashback.batches.streams.room_on", lambda device: 10)
+    monkeypatch.setattr("flashback.batches.streams.available_bytes", lambda device: 10)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fetched = train(config_of("icarl", compile=False))

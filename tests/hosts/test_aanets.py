@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch, Views
 from flashback.hosts import HOSTS
-from flashback.nets import NETS, Aggregated, Backbone, Net
+from flashback.nets import NETS, AggregatedBackbone, Backbone, Net
 from flashback.training.trainer import Position
 from helpers import forgetting, quick_host, tiny_benchmark
 
@@ -74,7 +74,7 @@ def test_the_first_task_is_that_of_the_host_bit_for_bit(name: str) -> None:
     assert same(*states)
     own, plain = (run.trainer.history for run in runs)
     assert own.matrices == plain.matrices
-    assert not isinstance(runs[0].host.net.backbone, Aggregated)
+    assert not isinstance(runs[0].host.net.backbone, AggregatedBackbone)
 
 
 @BOTH
@@ -85,7 +85,7 @@ def test_both_networks_start_as_that_of_the_first_task(name: str) -> None:
     run.trainer.allocate(stage)
     stage.begin()
     backbone = run.host.net.backbone
-    assert isinstance(backbone, Aggregated)
+    assert isinstance(backbone, AggregatedBackbone)
     assert same(plain_weights(backbone.stable), first)
     assert same(state_of(backbone.plastic), first)
     assert backbone.mix.tolist() == [0.5] * 4
@@ -252,7 +252,7 @@ def test_stable_knowledge_is_the_network_before_the_task(name: str) -> None:
         expected = host.net(x)
         through_task(run)
         known = host.stable.model.module
-        assert isinstance(known.backbone, Aggregated) == (task == 2)
+        assert isinstance(known.backbone, AggregatedBackbone) == (task == 2)
         assert same(state_of(known), before)
         assert torch.equal(host.stable(x).features, expected.features)
         assert torch.equal(host.stable(x).logits, expected.logits)
@@ -270,7 +270,7 @@ def test_flashback_anchors_and_restores_both_networks_and_the_weights(name: str)
     phase_2.begin()
     assert not changed({key: value.clone() for key, value in begun.items()}, host)
     plastic = run.method.plastic.model.module
-    assert isinstance(plastic.backbone, Aggregated)
+    assert isinstance(plastic.backbone, AggregatedBackbone)
     assert same(state_of(plastic), primary)
     phase_2.before_epoch(0)
     phase_2.after_epoch(0)
@@ -309,7 +309,9 @@ def test_a_network_without_levels_is_refused_before_training(name: str) -> None:
 
     with forgetting(NETS):
         NETS.register("flat")(Flat)
-        with pytest.raises(FlashbackError, match=r"between the levels of a network, and Flat names none; .*levels\(\)"):
+        with pytest.raises(
+            FlashbackError, match=r"between the levels of a network, but Flat does not define them; .*levels\(\)"
+        ):
             quick_host(name, host__net="flat")
 
 

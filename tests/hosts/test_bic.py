@@ -19,12 +19,12 @@ from later_tasks import (
 )
 
 from flashback import FlashbackError, Trainer, build_host
-from flashback.nets import CorrectedNet, build_backbone
+from flashback.nets import BiasCorrectedNet, build_backbone
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
 
 @torch.no_grad()
-def correct(net: CorrectedNet, *pairs: tuple[float, float]) -> None:
+def correct(net: BiasCorrectedNet, *pairs: tuple[float, float]) -> None:
     for task, pair in enumerate(pairs):
         net.corrections[task].copy_(torch.tensor(pair))
 
@@ -36,8 +36,8 @@ def counts(labels: torch.Tensor) -> list[int]:
 # ---------------------------------------------------------------- the network
 
 
-def made_net() -> CorrectedNet:
-    return CorrectedNet(build_backbone("smallcnn", (1, 12, 12)), [2, 3, 2]).eval()
+def made_net() -> BiasCorrectedNet:
+    return BiasCorrectedNet(build_backbone("smallcnn", (1, 12, 12)), [2, 3, 2]).eval()
 
 
 def test_logits_of_each_task_have_a_scale_and_a_shift() -> None:

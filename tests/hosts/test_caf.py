@@ -218,7 +218,7 @@ def test_each_weight_does_in_real_runs_what_it_is_for(setting: str, larger: floa
         if setting == "forgetting":
             return float(flat(host.net.parameters()).detach().norm())
         with torch.no_grad():
-            return float(divergences(host.eval().net(step_of(host).batch.x).own).sum())
+            return float(divergences(host.eval().net(step_of(host).batch.x).separate).sum())
 
     assert measured(larger) < 0.8 * measured(0.0)
 
@@ -272,7 +272,7 @@ def test_other_networks_can_be_learners(net: str) -> None:
 def test_a_network_of_one_width_is_refused_unless_learners_have_it() -> None:
     with forgetting(NETS):
         NETS.register("fixed")(lambda shape: SmallCNN(shape[0]))
-        with pytest.raises(FlashbackError, match=r"'fixed' has one width alone; choose one of cnn6, res.*smallcnn"):
+        with pytest.raises(FlashbackError, match=r"'fixed' has a fixed width; choose one of cnn6, res.*smallcnn"):
             quick_host("caf", host__net="fixed")
         host: Any = quick_host("caf", host__net="fixed", host__learner_width=1.0)
         assert host.net.backbone.width == 64

@@ -102,7 +102,7 @@ def test_a_network_without_levels_is_refused_before_training() -> None:
 
     with forgetting(NETS):
         NETS.register("plain")(plain)
-        with pytest.raises(FlashbackError, match="Plain names none; give its class a method levels"):
+        with pytest.raises(FlashbackError, match="Plain does not define them; give its class a method levels"):
             quick_host("pnc", host__net="plain")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flashback.errors import FlashbackError
-from flashback.memory import Memory, first_of_each, reservoir_slots
+from flashback.memory import Memory, first_occurrences, reservoir_slots
 
 SHAPE = (1, 1, 2)
 FIELDS = {"logits": ((3,), torch.float32), "task": ((), torch.int64)}
@@ -138,7 +138,7 @@ def test_reservoir_slots_never_exceed_the_trash_row() -> None:
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=20))
 def test_first_of_each(slots: list[int]) -> None:
     expected = [slot not in slots[:k] for k, slot in enumerate(slots)]
-    assert first_of_each(torch.tensor(slots)).tolist() == expected
+    assert first_occurrences(torch.tensor(slots)).tolist() == expected
 
 
 def test_a_new_image_gets_a_new_stamp_and_an_edit_does_not() -> None:

@@ -19,9 +19,9 @@ from flashback.metrics import (
     last_accuracy,
     mean_new_task_accuracy,
     new_task_accuracy,
-    of_the_end,
     stability_plasticity_ratio,
     summarise,
+    without_history,
 )
 
 # Task 0 improves after it was learned, falls, and task 1 is best at the very end: all three kinds of forgetting differ.
@@ -189,5 +189,5 @@ def test_incomplete_sizes_are_refused(sizes: list[int]) -> None:
 
 def test_of_a_model_that_learned_at_the_end_the_accuracies_of_the_end_are_told() -> None:
     metrics = summarise([[0.0], [50.0, 80.0]], [1, 3])
-    told = {name: value for name, value in of_the_end(metrics).items() if value is not None}
+    told = {name: value for name, value in without_history(metrics).items() if value is not None}
     assert told == {"average_accuracy": 65.0, "last_accuracy_images": 72.5, "new_task_accuracy": 80.0}

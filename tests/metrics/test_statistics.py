@@ -16,7 +16,7 @@ from flashback.metrics import (
     paired_test,
     verdict,
 )
-from flashback.metrics.numbers import signed
+from flashback.metrics.formatting import signed
 from flashback.metrics.statistics import holm, interval
 
 # Average accuracies printed in the paper: the host, and with flashback; class- (CI) and task-incremental (TI).

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.errors import FlashbackError
-from flashback.nets import NETS, Aggregated, BatchNorm2d, Frozen, Net, build_backbone, evaluating, together
+from flashback.nets import NETS, AggregatedBackbone, BatchNorm2d, Frozen, Net, build_backbone, evaluating, joint_forward
 
 SHAPE = (3, 16, 16)
 LEVELS = {"smallcnn": 4, "resnet32": 3, "resnet32-cosine": 3, "resnet18": 4, "resnet18-imagenet": 4}
@@ -30,21 +30,21 @@ def moved(net: Any, seed: int = 2) -> Any:
     return net
 
 
-def aggregated(name: str = "smallcnn") -> Aggregated:
+def aggregated(name: str = "smallcnn") -> AggregatedBackbone:
     torch.manual_seed(0)
-    return Aggregated(build_backbone(name, SHAPE)).double()
+    return AggregatedBackbone(build_backbone(name, SHAPE)).double()
 
 
 @pytest.mark.parametrize("name", list(NETS))
 def test_at_first_it_answers_as_the_network_it_was_made_of(name: str) -> None:
     torch.manual_seed(0)
     backbone = moved(build_backbone(name, SHAPE)).eval()
-    net, x = Aggregated(backbone).eval(), images(dtype=torch.float32)
+    net, x = AggregatedBackbone(backbone).eval(), images(dtype=torch.float32)
     assert torch.equal(net(x), backbone(x))
     for mixed, own in zip(net.stage_maps(x), backbone.stage_maps(x), strict=True):
         assert torch.equal(mixed, own)
     assert net.mix.tolist() == [0.5] * LEVELS.get(name, len(backbone.levels()))
-    assert (net.width, net.takes_parts) == (backbone.width, backbone.takes_parts)
+    assert (net.width, net.supports_joint_forward) == (backbone.width, backbone.supports_joint_forward)
 
 
 def test_levels_are_mixed_and_filters_scaled() -> None:
@@ -102,9 +102,9 @@ def test_filters_of_the_stable_network_are_frozen_and_all_else_is_trained(name: 
         assert {f"plastic.{key}" for key, _ in net.plastic.named_parameters()} <= trained
         norms = [key for key, layer in net.stable.named_modules() if isinstance(layer, BatchNorm2d)]
         assert {f"stable.{norm}.weight" for norm in norms} <= trained
-        assert not net.let_train(False).mix.requires_grad
+        assert not net.set_trainable(False).mix.requires_grad
         assert not any(weight.requires_grad for weight in net.parameters())
-        net.let_train()
+        net.set_trainable()
     net.train()
     assert all(layer.training for layer in net.modules() if isinstance(layer, BatchNorm2d))
 
@@ -112,7 +112,7 @@ def test_filters_of_the_stable_network_are_frozen_and_all_else_is_trained(name: 
 def test_what_its_maker_has_frozen_gets_no_scales() -> None:
     backbone = build_backbone("smallcnn", SHAPE)
     backbone.layers[:2].requires_grad_(False)
-    net = Aggregated(backbone.hold()).train()
+    net = AggregatedBackbone(backbone.keep_frozen()).train()
     for branch in (net.stable, net.plastic):
         assert [type(layer) for layer in branch.layers[:2]] == [nn.Conv2d, BatchNorm2d]
         assert not any(weight.requires_grad for weight in branch.layers[:2].parameters())
@@ -123,7 +123,7 @@ def test_what_its_maker_has_frozen_gets_no_scales() -> None:
 def test_the_given_network_is_left_alone() -> None:
     backbone = build_backbone("smallcnn", SHAPE)
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
-    moved(Aggregated(backbone))
+    moved(AggregatedBackbone(backbone))
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
     assert all(weight.requires_grad for weight in backbone.parameters())
 
@@ -154,7 +154,7 @@ def test_batches_go_through_together() -> None:
     one = Net(moved(aggregated()), nn.Linear(64, 5)).train()
     other = copy.deepcopy(one)
     x, y = images(4), images(6) + 1
-    apart, joint = (one(x), one(y)), together(other, [x, y])
+    apart, joint = (one(x), one(y)), joint_forward(other, [x, y])
     for expected, found in zip(apart, joint, strict=True):
         torch.testing.assert_close(found.logits, expected.logits)
     for key, value in one.state_dict().items():

@@ -171,7 +171,7 @@ def test_a_network_that_names_its_levels_need_not_give_their_maps(host):
 
 
 def test_a_network_without_levels_is_told_what_to_do():
-    with pytest.raises(FlashbackError, match=r"Backbone names none; give its class a method levels\(\)"):
+    with pytest.raises(FlashbackError, match=r"Backbone does not define them; give its class a method levels\(\)"):
         Backbone().levels()
 
 
@@ -227,9 +227,9 @@ def test_a_layer_has_a_channel_at_least():
 
 def test_a_net_of_one_width_says_so():
     NETS.register("own")(lambda shape: Own(shape))
-    with pytest.raises(FlashbackError, match=r"^the net 'own' has one width alone; choose one of cnn6, .* at 1$"):
+    with pytest.raises(FlashbackError, match=r"^the net 'own' has a fixed width; choose one of cnn6, .* at 1$"):
         build_backbone("own", SMALL, 0.5)
-    with pytest.raises(FlashbackError, match="'timm:vit' has one width alone"):
+    with pytest.raises(FlashbackError, match="'timm:vit' has a fixed width"):
         build_backbone("timm:vit", SMALL, 0.5)
     with pytest.raises(FlashbackError, match="unknown net 'resnet33'"):
         build_backbone("resnet33", SMALL, 0.5)
@@ -332,7 +332,7 @@ class Narrow(Own):
     width = 3
 
 
-ALONE = "is made from the shape of an image alone; let it take image_shape and nothing else"
+ALONE = "must be built from one argument, image_shape; change its parameters"
 
 
 @pytest.mark.parametrize(
@@ -340,12 +340,12 @@ ALONE = "is made from the shape of an image alone; let it take image_shape and n
     [
         (lambda shape: nn.Linear(2, 3), "is a Linear; let its class inherit from flashback.Backbone"),
         (lambda shape: None, "is a NoneType; let its class inherit from flashback.Backbone"),
-        (NoWidth, "has the width None; let `width` be the number of its features, 1 or more"),
-        (type("Zero", (Own,), {"width": 0}), "has the width 0; let `width` be"),
-        (type("Yes", (Own,), {"width": True}), "has the width True; let `width` be"),
-        (Maps, "gives [2, 4, 6, 6] for two images, not their features, [2, 4]"),
-        (Narrow, "gives [2, 4] for two images, not their features, [2, 3]"),
-        (Pair, "gives tuple for two images, not their features, [2, 4]"),
+        (NoWidth, "has width None; set `width` to its number of features, 1 or more"),
+        (type("Zero", (Own,), {"width": 0}), "has width 0; set `width` to"),
+        (type("Yes", (Own,), {"width": True}), "has width True; set `width` to"),
+        (Maps, "returns [2, 4, 6, 6] for two images; it must return features [2, 4]"),
+        (Narrow, "returns [2, 4] for two images; it must return features [2, 3]"),
+        (Pair, "returns tuple for two images; it must return features [2, 4]"),
         (NoConstructor, ALONE),
         (WithoutShape, ALONE),
         (WithMore, ALONE),

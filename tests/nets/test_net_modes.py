@@ -14,7 +14,7 @@ from flashback.nets import (
     Net,
     build_backbone,
     evaluating,
-    together,
+    joint_forward,
     untracked_batchnorm,
 )
 from flashback.nets.small import SmallCNN
@@ -169,7 +169,7 @@ def test_the_statistics_of_frozen_norm_layers_stand_still(frozen, still):
     NETS.register("normed")(lambda shape: Normed(frozen))
     net = Net(build_backbone("normed", (1, 6, 6)), LinearHead(3, 2))
     copied = copy.deepcopy(net)
-    copied.backbone.let_train(False).let_train()
+    copied.backbone.set_trainable(False).set_trainable()
     with evaluating(copied), evaluating(copied.backbone):
         pass
     for one in (net, copied, copied.eval().train()):
@@ -206,7 +206,7 @@ def test_frozen_norm_layers_answer_each_part_of_a_batch_alike():
     net = Net(build_backbone("frozen", (1, 8, 8)), LinearHead(64, 3)).train()
     other = copy.deepcopy(net)
     x, y = torch.randn(6, 1, 8, 8), torch.randn(4, 1, 8, 8)
-    joined = together(net, [x], [y])
+    joined = joint_forward(net, [x], [y])
     alone = other(x)
     with untracked_batchnorm(other):
         untracked = other(y)

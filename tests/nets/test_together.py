@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from flashback.nets import Backbone, LinearHead, Net, Output, build_backbone, together, untracked_batchnorm
-from flashback.nets.norms import BatchNorm2d, in_parts
+from flashback.nets import Backbone, LinearHead, Net, Output, build_backbone, joint_forward, untracked_batchnorm
+from flashback.nets.batchnorm import BatchNorm2d, in_parts
 
 SIZES, UNTRACKED = (4, 6, 3), (10,)
 
@@ -63,7 +63,7 @@ def test_answers_statistics_and_gradients_are_those_of_separate_passes(name: str
     net = made(name)
     other = copy.deepcopy(net)
     tracked, untracked = batches(*SIZES), batches(*UNTRACKED)
-    answers, expected = together(net, tracked, untracked), one_by_one(other, tracked, untracked)
+    answers, expected = joint_forward(net, tracked, untracked), one_by_one(other, tracked, untracked)
     for answer, wanted in zip(answers, expected, strict=True):
         torch.testing.assert_close(answer.features, wanted.features, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(answer.logits, wanted.logits, rtol=1e-4, atol=1e-4)
@@ -80,7 +80,7 @@ def test_one_pass_where_batch_norm_is_ours_and_several_where_it_is_not() -> None
     for name, expected in (("smallcnn", [23]), ("plain", [4, 6, 3, 10])):
         net, seen = made(name), []
         net.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(len(args[0])))
-        together(net, batches(*SIZES), batches(*UNTRACKED))
+        joint_forward(net, batches(*SIZES), batches(*UNTRACKED))
         assert seen == expected
 
 
@@ -88,7 +88,7 @@ def test_images_of_different_sizes_have_passes_of_their_own() -> None:
     net = made("smallcnn")
     other = copy.deepcopy(net)
     tracked, untracked = batches(*SIZES), [torch.randn(4, 3, 16, 24)]
-    answers = [answer.logits for answer in together(net, tracked, untracked)]
+    answers = [answer.logits for answer in joint_forward(net, tracked, untracked)]
     assert all(map(torch.equal, answers, [answer.logits for answer in one_by_one(other, tracked, untracked)]))
 
 
@@ -107,7 +107,7 @@ def test_evaluation_reads_running_statistics() -> None:
     net = made("smallcnn").eval()
     before = copy.deepcopy(net.state_dict())
     tracked, untracked = batches(*SIZES), batches(*UNTRACKED)
-    for answer, x in zip(together(net, tracked, untracked), [*tracked, *untracked], strict=True):
+    for answer, x in zip(joint_forward(net, tracked, untracked), [*tracked, *untracked], strict=True):
         torch.testing.assert_close(answer.logits, net(x).logits, rtol=1e-4, atol=1e-5)
     assert all(torch.equal(net.state_dict()[key], value) for key, value in before.items())
 
@@ -115,15 +115,15 @@ def test_evaluation_reads_running_statistics() -> None:
 def test_batches_do_not_see_each_other() -> None:
     net = made("smallcnn")
     first, second, third = batches(*SIZES)
-    answer = together(net, [first, second, third])[0].logits
-    torch.testing.assert_close(together(net, [first, third * 9, second])[0].logits, answer)
+    answer = joint_forward(net, [first, second, third])[0].logits
+    torch.testing.assert_close(joint_forward(net, [first, third * 9, second])[0].logits, answer)
 
 
 def test_where_tracking_is_off_no_part_moves_the_statistics() -> None:
     net = made("smallcnn")
     before = copy.deepcopy(net.state_dict())
     with untracked_batchnorm(net):
-        together(net, batches(*SIZES), batches(*UNTRACKED))
+        joint_forward(net, batches(*SIZES), batches(*UNTRACKED))
     assert all(torch.equal(net.state_dict()[key], value) for key, value in before.items())
 
 

@@ -40,7 +40,7 @@ def test_the_count_is_that_of_the_run(uneven: Path, host: str, flashback: bool) 
 
 def test_a_sketch_has_the_labels_and_decodes_nothing(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_benchmark(str(uneven), sizes=[2, 4], validation=0.2)
-    sketch = load_benchmark(str(uneven), sizes=[2, 4], validation=0.2, sketch=True)
+    sketch = load_benchmark(str(uneven), sizes=[2, 4], validation=0.2, labels_only=True)
     assert sketch.image_shape == (1, 16, 16)
     for real, drawn in zip(whole.tasks, sketch.tasks, strict=True):
         assert real.train.y.tolist() == drawn.train.y.tolist()

@@ -31,7 +31,7 @@ GIB = 1 << 30
 class MadeGpu:
     """Runs epochs of runs side by side in made time.
 
-    `together(n)` is the speed of n runs in all; `starting` the seconds until the first epoch of a run has ended.
+    `joint_forward(n)` is the speed of n runs in all; `starting` the seconds until the first epoch of a run has ended.
     """
 
     def __init__(self, together: Any, memory: int = 140 * GIB, each: int = 2 * GIB, starting: float = 20.0) -> None:
@@ -67,7 +67,7 @@ class MadeGpu:
     def speed(self, name: str) -> float:
         """Loading and compiling needs no device; all that train share it, in their first epoch as later."""
         training = sum(state["epoch"] >= 0 for state in self.running.values())
-        return self.together(training) / training if self.running[name]["epoch"] >= 0 else 1.0
+        return self.joint_forward(training) / training if self.running[name]["epoch"] >= 0 else 1.0
 
     def go_further(self, name: str, pace: MeasuredConcurrency, epochs: int) -> None:
         state = self.running[name]

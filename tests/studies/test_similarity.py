@@ -71,7 +71,9 @@ def test_both_arms_as_they_were_after_some_tasks(tmp_path: Path) -> None:
 
 def test_a_network_that_names_no_layers_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(SmallCNN, "last_stage_layers")
-    with pytest.raises(FlashbackError, match=r"^CKA compares layers, and the network SmallCNN names none; .*\(\)"):
+    with pytest.raises(
+        FlashbackError, match=r"^CKA compares layers, but the network SmallCNN does not name any; .*\(\)"
+    ):
         layers_of(quick_host("finetune"))
 
 

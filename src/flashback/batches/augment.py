@@ -51,7 +51,7 @@ def like(result: Tensor, x: Tensor) -> Tensor:
     return result.clamp(0, 1) if x.is_floating_point() else result.round().clamp(0, 255).to(x.dtype)
 
 
-# RunContext: crop, flip, resized crop, cutout
+# Geometry: crop, flip, resized crop, cutout
 
 
 def draw_offsets(count: int, padding: int, generator: Generator) -> Tensor:

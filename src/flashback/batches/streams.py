@@ -44,7 +44,7 @@ class Stream:
     def of(cls, images: Images, device: torch.device, room: int | None = None) -> Stream:
         """All images of a set; they stay on the CPU if they need more than `room` bytes of the device."""
         labels = images.y.to(device)
-        resident = images.x.nbytes <= (room_on(device) if room is None else room)
+        resident = images.x.nbytes <= (available_bytes(device) if room is None else room)
         pixels = images.x.to(device) if resident else images.x
         return cls(pixels, labels, torch.full_like(labels, NOT_STORED), resident)
 
@@ -86,7 +86,7 @@ def count_batches(images: int, size: int) -> int:
     return max(1, whole + (rest > 1))
 
 
-def room_on(device: torch.device) -> int:
+def available_bytes(device: torch.device) -> int:
     """Bytes a set of images may take: half of what is free on a GPU, anything on the CPU."""
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 62
 

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec, describe_benchmarks, known_as
+from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec, canonical_name, describe_benchmarks
 
 if TYPE_CHECKING:
     from flashback.benchmarks.load import load_benchmark
@@ -17,10 +17,10 @@ __all__ = [
     "Images",
     "Spec",
     "Task",
+    "canonical_name",
     "class_order",
     "describe_benchmarks",
     "imagenet100_classes",
-    "known_as",
     "load_benchmark",
 ]
 

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from flashback.benchmarks.mapped import MappedImages
-from flashback.benchmarks.pools import Array, Pool, Source, reading
+from flashback.benchmarks.mapped_images import MappedImages
+from flashback.benchmarks.raw_data import Array, Pool, Source, reading
 from flashback.errors import FlashbackError
 from flashback.files import LOCK, NO_SPACE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flashback.benchmarks.decoding import CACHE, SUFFIXES, File, Store, from_files
 from flashback.benchmarks.orders import imagenet100_classes
-from flashback.benchmarks.pools import Source, data_folder, reading
+from flashback.benchmarks.raw_data import Source, data_folder, reading
 from flashback.benchmarks.tasks import SMALL_SIDE
 from flashback.errors import FlashbackError, warn_once
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from flashback.benchmarks.arrays import KEYS, read_mapping, read_npz
+from flashback.benchmarks.download import fetch_files, find_files, load_dataset, say_missing
 from flashback.benchmarks.folders import read_folder
 from flashback.benchmarks.orders import Order, Sizes, class_order, read_sizes, task_ranges, task_sizes
-from flashback.benchmarks.pools import Array, Pool, Source, data_folder
-from flashback.benchmarks.sources import fetch_files, find_files, find_source, say_missing
+from flashback.benchmarks.raw_data import Array, Pool, Source, data_folder
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
 from flashback.benchmarks.tasks import Benchmark, Images, Task
 from flashback.errors import FlashbackError, warn_once
@@ -36,7 +36,7 @@ def load_benchmark(
     seed: int = 0,
     download: bool = True,
     tasks: int | None = None,
-    sketch: bool = False,
+    labels_only: bool = False,
 ) -> Benchmark:
     """A named benchmark, or with the `sizes` of its tasks: the path of an .npz or of a folder of images, or a mapping.
 
@@ -44,15 +44,15 @@ def load_benchmark(
     A path that is not there is looked for in the data folder too. `seed` draws the validation images, and the class
     order where `order` is "seed".
     `validation` cuts that fraction of each class's training images (seeded) and tests on them, never on the test set.
-    A `sketch` has the labels with a few pixels of noise for images, which are not decoded: enough to count by.
+    With `labels_only`, images are a few pixels of noise, which are not decoded: enough to count by.
     """
     _check_folder(data)
     spec, source = _choose(name, sizes, data)
     dataset = spec.dataset
     labels = class_order(spec.order if order is None else order, dataset.classes, seed)
     ranges = _first(tasks, task_ranges(spec.sizes if sizes is None else sizes, dataset.classes))
-    source = source or find_source(dataset, data, download)
-    source = _sketch(source) if sketch else source
+    source = source or load_dataset(dataset, data, download)
+    source = _labels_only(source) if labels_only else source
     names = [(dataset.class_names or source.class_names)[label] for label in labels]
     made = tuple(_tasks(*_split(source, validation, seed), labels, ranges, names))
     mean, std = (dataset.mean, dataset.std) if dataset.mean else _measure(made[0].train.x)
@@ -141,7 +141,7 @@ def _first(count: int | None, ranges: list[range]) -> list[range]:
     return ranges[:count]
 
 
-def _sketch(source: Source) -> Source:
+def _labels_only(source: Source) -> Source:
     def take(rows: Array) -> torch.Tensor:
         shape = (len(rows), source.image[0], SKETCHED_SIDE, SKETCHED_SIDE)
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(len(rows)))

@@ -11,7 +11,7 @@ import numpy as np
 from flashback.errors import FlashbackError, abbreviate
 
 Order = str | int | Sequence[int]
-OF_THE_SEED = "seed"  # another order for every seed of a comparison, the same for both arms
+RUN_SEED = "seed"  # another order for every seed of a comparison, the same for both arms
 Sizes = Sequence[int] | int | str
 SUMMAND = re.compile(r"(?:(?P<count>\d{1,5})\s*x\s*)?(?P<size>\d{1,5})")  # 5x10: five tasks of ten; 50: one of fifty
 MOST_TASKS = 10_000
@@ -23,7 +23,7 @@ def class_order(order: Order, classes: int, seed: int = 0) -> tuple[int, ...]:
     `seed` is what the seed of the run draws: at seed 3 the order of the number 3.
     """
     if isinstance(order, str | int):
-        drawn_with = seed if order == OF_THE_SEED else order
+        drawn_with = seed if order == RUN_SEED else order
         return tuple(range(classes)) if order == "identity" else _seeded(drawn_with, classes)
     if len(order) != classes or set(order) != set(range(classes)):
         raise FlashbackError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flashback.registry import Registry
 
 if TYPE_CHECKING:
-    from flashback.benchmarks.pools import Source
+    from flashback.benchmarks.raw_data import Source
 
 
 def reader(module: str, function: str) -> Callable[[Path], Source]:
@@ -117,7 +117,7 @@ for spec in (
     BENCHMARKS.register(spec.name)(spec)
 
 
-def known_as(name: str) -> str:
+def canonical_name(name: str) -> str:
     """What a benchmark is compared by: its name, or that of the file, wherever it lies; the checksum tells the rest."""
     return name if name in BENCHMARKS else Path(name).name or name
 

@@ -13,7 +13,7 @@ from flashback.hosts.balanced import BalancedHost
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import Recalled, ReplayStep
 from flashback.knowledge import flat
-from flashback.nets import Output, together
+from flashback.nets import Output, joint_forward
 
 
 @dataclass
@@ -58,7 +58,7 @@ class AGEM(BalancedHost):
 
         It leaves batch-norm statistics alone, so that they move as in the host without flashback.
         """
-        (output,) = together(self.net, [], untracked=[step.recalled[0].x])
+        (output,) = joint_forward(self.net, [], untracked=[step.recalled[0].x])
         return output, step.recalled[0].slots
 
 

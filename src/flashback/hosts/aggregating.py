@@ -15,7 +15,7 @@ from flashback.config import not_negative
 from flashback.hosts.base import cross_entropy
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Stage
-from flashback.nets import Aggregated, evaluating
+from flashback.nets import AggregatedBackbone, evaluating
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class AggregatingHost(ExemplarHost):
         """What the model knew comes first, already filled: before the second task it was one network."""
         super().allocate()
         if self.task.index == 1:
-            self.net.backbone = Aggregated(self.net.backbone)
+            self.net.backbone = AggregatedBackbone(self.net.backbone)
             self.blank_since = None
 
     def stages(self) -> list[Stage]:

@@ -16,7 +16,7 @@ from flashback.hosts.base import HOSTS, cross_entropy, one_hot, trainable
 from flashback.hosts.expanding import ExpandingHost, ExpandingSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support
-from flashback.nets import Concatenation, EnergyNet, EnergyOutput, Frozen, Fusion, Output, Whole, evaluating
+from flashback.nets import ComposedNet, Concatenation, EnergyNet, EnergyOutput, Frozen, Fusion, Output, evaluating
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Beef(ExpandingHost):
         old, net, fusion = self.old, self.net, self.fusion
         if old is None or fusion is None:
             return net
-        return Whole(lambda x: cast(Output, fusion(old(x), net(x))), old, net, fusion)
+        return ComposedNet(lambda x: cast(Output, fusion(old(x), net(x))), old, net, fusion)
 
     # ------------------------------------------------------------ stages
 
@@ -79,7 +79,7 @@ class Beef(ExpandingHost):
     def expand(self) -> None:
         """A new module starts as the first one of all."""
         self.old, groups = Frozen(self.left_behind()), self.groups()
-        self.net = EnergyNet(copy.deepcopy(self.old.module.first).let_train(), groups, len(self.task.classes))
+        self.net = EnergyNet(copy.deepcopy(self.old.module.first).set_trainable(), groups, len(self.task.classes))
         self.fusion = Fusion(groups)
 
     def left_behind(self) -> Concatenation:

@@ -16,7 +16,7 @@ from flashback.hosts.base import HOSTS
 from flashback.hosts.soft import SharedDistillation, SoftExemplarSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.memory import within_quotas
-from flashback.nets import CorrectedNet, evaluating
+from flashback.nets import BiasCorrectedNet, evaluating
 from flashback.seeds import seeded_generator
 
 
@@ -38,10 +38,10 @@ class BiC(SharedDistillation):
     """Learns on most images; those held out, as many of each class, tell how far the new classes are favoured."""
 
     Settings = BiCSettings
-    net: CorrectedNet
+    net: BiasCorrectedNet
 
-    def new_net(self) -> CorrectedNet:
-        return CorrectedNet(self.new_backbone(), self.benchmark.sizes)
+    def new_net(self) -> BiasCorrectedNet:
+        return BiasCorrectedNet(self.new_backbone(), self.benchmark.sizes)
 
     def check(self) -> None:
         super().check()

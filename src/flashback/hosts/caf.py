@@ -12,7 +12,7 @@ from flashback.config import above_zero, at_least_one, not_negative
 from flashback.hosts.base import HOSTS, trainable
 from flashback.hosts.ewc import EWC, FisherSettings
 from flashback.hosts.stages import Step
-from flashback.nets import Learners, LearnersNet, LearnersOutput
+from flashback.nets import ParallelBackbone, ParallelNet, ParallelOutput
 
 SHARPNESS = 100.0  # of the choice whom to learn from: nearly one learner alone
 
@@ -42,7 +42,7 @@ class CAF(EWC):
     """
 
     Settings = CAFSettings
-    net: LearnersNet
+    net: ParallelNet
 
     def build(self) -> None:
         super().build()
@@ -51,10 +51,10 @@ class CAF(EWC):
         self.forgets = nn.Parameter(torch.zeros(tensors, learners))  # how much of each tensor, by learner
         self.follows = nn.Parameter(torch.zeros(learners, learners))  # how much each learner, a row, follows the others
 
-    def new_net(self) -> LearnersNet:
+    def new_net(self) -> ParallelNet:
         width = self.settings.learner_width
-        backbone = Learners([self.new_backbone(width) for _ in range(self.settings.learners)])
-        return LearnersNet(backbone, nn.Linear(backbone.width, self.benchmark.classes))
+        backbone = ParallelBackbone([self.new_backbone(width) for _ in range(self.settings.learners)])
+        return ParallelNet(backbone, nn.Linear(backbone.width, self.benchmark.classes))
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -67,11 +67,11 @@ class CAF(EWC):
         return trainable(self.net) + ([self.forgets, self.follows] if self.task.index > 0 else [])
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
-        assert isinstance(step.output, LearnersOutput)
+        assert isinstance(step.output, ParallelOutput)
         terms = dict(super().losses(step))
         if self.task.index > 0:
             terms["forgetting"] = self.settings.forgetting / 2 * self.weighted_norm()
-        own = step.output.own[:, :, self.softmax_columns()]
+        own = step.output.separate[:, :, self.softmax_columns()]
         shares = each_share(SHARPNESS * self.follows)
         terms["co-learning"] = self.settings.co_learning * (shares * divergences(own)).sum()
         return terms

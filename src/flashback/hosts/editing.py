@@ -10,7 +10,7 @@ from torch import Tensor
 from flashback.errors import require
 from flashback.hosts.balanced import BalancedHost
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
-from flashback.memory import Field, first_of_each
+from flashback.memory import Field, first_occurrences
 from flashback.nets import untracked_batchnorm
 
 
@@ -41,7 +41,7 @@ class EditingHost(BalancedHost, ReplayHost):
         if not step.draws:
             return
         slots = torch.cat([draw.slots for draw in step.draws])
-        first = first_of_each(slots)
+        first = first_occurrences(slots)
         times = self.memory["replays"][slots] + 1
         luck = torch.rand(len(slots), generator=self.generator, device=slots.device)
         self.memory.write(slots, replays=times)  # a slot in both draws counts once: each time it gets the same number

@@ -19,7 +19,7 @@ from flashback.hosts.exemplars import ExemplarHost
 from flashback.hosts.soft import SoftDistillation, SoftExemplarSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, ModuleKnowledge, soft_cross_entropy
-from flashback.nets import Backbone, Boosted, BoostedOutput, GrowingNet, LinearHead, Output, Whole, evaluating
+from flashback.nets import Backbone, Boosted, BoostedOutput, ComposedNet, GrowingNet, LinearHead, Output, evaluating
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class JoiningHost(ExpandingHost):
 
     def expanded(self) -> nn.Module:
         stable, net = self.stable, self.net
-        return net if stable is None else Whole(lambda x: net(stable(x), x), stable, net)
+        return net if stable is None else ComposedNet(lambda x: net(stable(x), x), stable, net)
 
     def answering_net(self) -> nn.Module:
         return self.expanded()
@@ -168,7 +168,7 @@ class CompressingHost(ExpandingHost):
     def allocate_student(self) -> None:
         """The student starts as the old network, with fresh rows for the new classes."""
         module, head = self.old_parts()
-        self.student = GrowingNet(copy.deepcopy(module).let_train(), self.task.seen.stop, head)
+        self.student = GrowingNet(copy.deepcopy(module).set_trainable(), self.task.seen.stop, head)
         self.allocate_weights()
 
     def student_parameters(self) -> list[nn.Parameter]:

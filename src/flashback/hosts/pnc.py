@@ -58,7 +58,7 @@ class ProgressAndCompress(OnlineEWC):
 
     def fresh_net(self) -> Net:
         net = self.new_net()
-        net.backbone.take_held(self.net.backbone)
+        net.backbone.copy_frozen(self.net.backbone)
         return net
 
     # ------------------------------------------------------------ stages

@@ -16,7 +16,7 @@ from flashback.hosts.base import Host
 from flashback.hosts.stages import Step
 from flashback.knowledge import Support, squared_error
 from flashback.memory import Field, Memory
-from flashback.nets import Net, Output, together
+from flashback.nets import Net, Output, joint_forward
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class DrawingHost(Host):
 
     def forward(self, batch: Batch) -> ReplayStep:
         recalled = self.recall(self.draws)
-        output, *answers = together(self.net, [batch.x, *(own.x for own in recalled)])
+        output, *answers = joint_forward(self.net, [batch.x, *(own.x for own in recalled)])
         return ReplayStep(batch, output, self.answered(recalled, answers))
 
     def after_step(self, step: ReplayStep) -> None:

@@ -20,8 +20,8 @@ from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.editing import EditingHost, EditingSettings
 from flashback.hosts.losses import mean_violation, supervised_contrastive
 from flashback.hosts.replay import ReplayStep
-from flashback.memory import first_of_each
-from flashback.nets import together
+from flashback.memory import first_occurrences
+from flashback.nets import joint_forward
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class XDER(EditingHost):
     def forward(self, batch: Batch) -> XDERStep:
         recalled = self.recall(self.draws)
         views, labels = self.strong_views(batch) if self.later else ([], None)
-        output, *others = together(self.net, [batch.x, *(own.x for own in recalled)], untracked=views)
+        output, *others = joint_forward(self.net, [batch.x, *(own.x for own in recalled)], untracked=views)
         draws = self.answered(recalled, others[: len(recalled)])
         return XDERStep(batch, output, draws, None if labels is None else (others[-1].logits, labels))
 
@@ -121,7 +121,7 @@ class XDER(EditingHost):
         logits = torch.cat([step.output.logits, *(draw.output.logits for draw in step.draws)])
         labels = torch.cat([step.batch.y, *(draw.labels for draw in step.draws)])
         unstored = -1 - torch.arange(len(step.batch), device=labels.device)  # new images all count
-        counted = first_of_each(torch.cat([unstored, *(draw.slots for draw in step.draws)]))
+        counted = first_occurrences(torch.cat([unstored, *(draw.slots for draw in step.draws)]))
         foreign = self.task_of[labels][:, None] != self.task_of
         own = logits.masked_fill(foreign, -torch.inf).amax(dim=1)
         return mean_violation(logits[:, self.task.seen.stop :].amax(dim=1) + self.settings.margin - own, counted)

@@ -3,7 +3,7 @@
 from flashback.memory.clusters import k_means
 from flashback.memory.herding import class_means, herd, herd_classes
 from flashback.memory.quotas import balanced_quotas, equal_quota, within_quotas
-from flashback.memory.store import Field, Memory, first_of_each, reservoir_slots
+from flashback.memory.store import Field, Memory, first_occurrences, reservoir_slots
 
 __all__ = [
     "Field",
@@ -11,7 +11,7 @@ __all__ = [
     "balanced_quotas",
     "class_means",
     "equal_quota",
-    "first_of_each",
+    "first_occurrences",
     "herd",
     "herd_classes",
     "k_means",

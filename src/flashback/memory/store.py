@@ -211,7 +211,7 @@ def reservoir_slots(seen: Tensor, capacity: int, uniforms: Tensor) -> Tensor:
     return torch.where(n < capacity, n, r).clamp(max=capacity)
 
 
-def first_of_each(slots: Tensor) -> Tensor:
+def first_occurrences(slots: Tensor) -> Tensor:
     """Marks the first occurrence of every slot."""
     same = slots[:, None] == slots
     return ~same.tril(diagonal=-1).any(dim=1)

@@ -10,9 +10,9 @@ from flashback.metrics.accuracy import (
     last_accuracy,
     mean_new_task_accuracy,
     new_task_accuracy,
-    of_the_end,
     stability_plasticity_ratio,
     summarise,
+    without_history,
 )
 from flashback.metrics.cka import LinearCKA, MinibatchCKA, hsic1, linear_cka
 from flashback.metrics.statistics import (
@@ -46,11 +46,11 @@ __all__ = [
     "mean",
     "mean_new_task_accuracy",
     "new_task_accuracy",
-    "of_the_end",
     "paired_over_methods",
     "paired_over_tasks",
     "paired_test",
     "stability_plasticity_ratio",
     "summarise",
     "verdict",
+    "without_history",
 ]

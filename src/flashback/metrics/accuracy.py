@@ -137,7 +137,7 @@ def summarise(
     }
 
 
-def of_the_end(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+def without_history(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     """What holds for a model that learned everything at the end: it has no history to tell of."""
     return {name: value if name in OF_THE_END else None for name, value in metrics.items()}
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flashback.errors import FlashbackError
 from flashback.metrics.accuracy import Matrix, average_accuracies
-from flashback.metrics.numbers import ABSENT, probability, signed
+from flashback.metrics.formatting import ABSENT, probability, signed
 
 Sample = Sequence[float] | NDArray[Any]
 Paired = Mapping[Any, float | None] | Sequence[float | None]

@@ -1,29 +1,31 @@
-"""Backbones, heads and whole networks: one forward pass gives features and logits."""
+"""Backbones, heads and networks; one forward pass computes features and logits."""
 
 from flashback.nets import resnet as resnet  # imported to fill the registry
 from flashback.nets import small as small
-from flashback.nets.aggregated import Aggregated
-from flashback.nets.base import NETS, Backbone, Net, Output, Shape, build_backbone, net_for
-from flashback.nets.columns import ActiveColumn
-from flashback.nets.corrected import CorrectedNet
+from flashback.nets.active_column import ActiveColumn
+from flashback.nets.aggregated import AggregatedBackbone
+from flashback.nets.base import NETS, Backbone, Net, Output, Shape
+from flashback.nets.batchnorm import BatchNorm2d, joint_forward, untracked_batchnorm
+from flashback.nets.bias_correction import BiasCorrectedNet
+from flashback.nets.build import build_backbone, net_for
 from flashback.nets.cosine import CosineNet, CosineOutput, ProxyNet, ProxyOutput
 from flashback.nets.energy import EnergyNet, EnergyOutput, Fusion
-from flashback.nets.growing import Boosted, BoostedOutput, Concatenation, GrowingNet, Whole
+from flashback.nets.frozen import Frozen, evaluating
+from flashback.nets.growing import Boosted, BoostedOutput, ComposedNet, Concatenation, GrowingNet
 from flashback.nets.heads import CosineHead, LinearHead, full_precision, grown_linear
-from flashback.nets.learners import Learners, LearnersNet, LearnersOutput
-from flashback.nets.modes import Frozen, evaluating, untracked_batchnorm
-from flashback.nets.norms import BatchNorm2d, together
+from flashback.nets.parallel import ParallelBackbone, ParallelNet, ParallelOutput
 
 __all__ = [
     "NETS",
     "ActiveColumn",
-    "Aggregated",
+    "AggregatedBackbone",
     "Backbone",
     "BatchNorm2d",
+    "BiasCorrectedNet",
     "Boosted",
     "BoostedOutput",
+    "ComposedNet",
     "Concatenation",
-    "CorrectedNet",
     "CosineHead",
     "CosineNet",
     "CosineOutput",
@@ -32,21 +34,20 @@ __all__ = [
     "Frozen",
     "Fusion",
     "GrowingNet",
-    "Learners",
-    "LearnersNet",
-    "LearnersOutput",
     "LinearHead",
     "Net",
     "Output",
+    "ParallelBackbone",
+    "ParallelNet",
+    "ParallelOutput",
     "ProxyNet",
     "ProxyOutput",
     "Shape",
-    "Whole",
     "build_backbone",
     "evaluating",
     "full_precision",
     "grown_linear",
+    "joint_forward",
     "net_for",
-    "together",
     "untracked_batchnorm",
 ]

@@ -1,4 +1,4 @@
-"""Two networks of one kind, mixed level by level: one keeps its filters, the other learns freely (AANets)."""
+"""Two networks of one kind, mixed level by level: a stable one with fixed filters and a plastic one (AANets)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashback.nets.base import Backbone
 
 
 class ScaledConv(nn.Module):
-    """A convolution whose filters stand still; each pair of an output and an input channel has a trained scale."""
+    """A convolution with fixed filters and a trained scale for each pair of output and input channels."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -25,23 +25,23 @@ class ScaledConv(nn.Module):
         return maps
 
 
-class Aggregated(Backbone):
-    """Both start as the given network; level l gives w_l * stable + (1 - w_l) * plastic (Liu et al. 2021).
+class AggregatedBackbone(Backbone):
+    """Two copies of a backbone; level l outputs w_l * stable + (1 - w_l) * plastic (Liu et al. 2021).
 
-    The features are means over space, so that mixing the last maps mixes what is pooled of them. The weights w are a
-    buffer: no stage trains them, the host learns them apart.
+    The features are the spatial mean of the last maps. The weights w are a buffer: the host optimises them separately
+    from all other parameters.
     """
 
-    mix: Tensor  # w_l of every level
+    mix: Tensor  # w_l of each level
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        self.width, self.takes_parts = backbone.width, backbone.takes_parts
+        self.width, self.supports_joint_forward = backbone.width, backbone.supports_joint_forward
         self.stable = with_scaled_filters(copy.deepcopy(backbone))
         self.plastic = copy.deepcopy(backbone)
         self.pairs = list(zip(self.stable.levels(), self.plastic.levels(), strict=True))
         self.register_buffer("mix", torch.full((len(self.pairs),), 0.5))
-        self.hold()
+        self.keep_frozen()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.stage_maps(x)[-1].mean((2, 3))
@@ -54,15 +54,15 @@ class Aggregated(Backbone):
         return maps
 
     def last_stage_layers(self) -> dict[str, nn.Module]:
-        raise FlashbackError("CKA compares networks with one backbone, and this one has each layer twice")
+        raise FlashbackError("CKA compares networks with one backbone, but this one has two; choose another host")
 
 
 def with_scaled_filters(backbone: Backbone) -> Backbone:
-    """Its weights stand still from now on: scales of the filters are trained in their place, norms and biases go on."""
+    """Replace trained weights by trained scales of fixed filters; norm layers and biases stay trainable."""
     for module in list(backbone.modules()):
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Conv2d) and layer.weight.requires_grad:
                 setattr(module, name, ScaledConv(layer))
-            elif isinstance(layer, nn.Linear):  # a scale for each of its pairs would be as free as its weights
+            elif isinstance(layer, nn.Linear):  # one scale for each pair would be as flexible as the weights
                 layer.weight.requires_grad_(False)
     return backbone

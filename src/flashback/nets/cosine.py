@@ -1,4 +1,4 @@
-"""Networks that compare directions alone: cosines between features and class vectors (LUCIR, Section 3.2)."""
+"""Networks with cosine classifiers: logits are cosines between features and class vectors (LUCIR, Section 3.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashback.nets.heads import CosineHead
 
 @dataclass
 class CosineOutput(Output):
-    cosines: Tensor  # the logits before their scale sigma
+    cosines: Tensor  # the logits before scaling by sigma
 
 
 @dataclass
@@ -24,7 +24,7 @@ class ProxyOutput(CosineOutput):
 
 
 class Blocks(nn.Module):
-    """Keeps class vectors as one parameter a task, so that a stage can train some of them and leave others alone."""
+    """Parametrises class vectors as one parameter per task, so that a stage can train those of some tasks only."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Blocks(nn.Module):
 
 
 class CosineNet(Net):
-    """A backbone and a cosine head with a vector for every class there will ever be."""
+    """A backbone and a cosine head with a vector for each class of the benchmark."""
 
     head: CosineHead
 
@@ -56,15 +56,15 @@ class CosineNet(Net):
         return [parameter for parameter in self.head.parameters() if parameter is not self.head.sigma]
 
     def train_only(self, blocks: range, backbone: bool, sigma: bool = True) -> None:
-        """Weight decay and momentum never see what is left out here."""
-        self.backbone.let_train(backbone)
+        """Train these blocks only; frozen parameters are not changed by weight decay or momentum either."""
+        self.backbone.set_trainable(backbone)
         self.head.sigma.requires_grad_(sigma)
         for task, block in enumerate(self.blocks()):
             block.requires_grad_(task in blocks)
 
 
 class ProxyNet(CosineNet):
-    """Several vectors for each class, its proxies; answers have the maps of all stages (PODNet)."""
+    """Several class vectors (proxies) for each class; outputs include the maps of all stages (PODNet)."""
 
     def __init__(self, backbone: Backbone, sizes: Sequence[int], proxies: int) -> None:
         super().__init__(backbone, [size * proxies for size in sizes])
@@ -78,5 +78,5 @@ class ProxyNet(CosineNet):
 
 
 def local_similarity(cosines: Tensor) -> Tensor:
-    """[B, classes, proxies] to [B, classes]: a mean in which the nearer proxies of a class count more."""
+    """Reduce [B, classes, proxies] to [B, classes] by a softmax-weighted mean over proxies."""
     return (cosines.softmax(dim=2) * cosines).sum(dim=2)

@@ -1,4 +1,4 @@
-"""Modules that learn alone, by prototypes of the old and of the unknown, and the numbers that join them (BEEF)."""
+"""Modules trained independently with prototypes of old and unknown classes, and their fusion (BEEF)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.nets.base import Backbone, Net, Output
+from flashback.nets.frozen import evaluating
 from flashback.nets.growing import Concatenation, GrowingNet
 from flashback.nets.heads import grown_linear
-from flashback.nets.modes import evaluating
 
 
 @dataclass
 class EnergyOutput(Output):
-    """The logits are u = [b ; g], of backward prototypes (one a group of old classes) and new classes."""
+    """The logits are u = [b ; g]: backward prototypes (one per group of old classes), then new classes."""
 
-    unknown: Tensor  # f, of forward prototypes: one for every class seen, which claims what only resembles that class
+    unknown: Tensor  # f, logits of forward prototypes: one per class seen, for inputs that only resemble that class
 
     def all_logits(self) -> Tensor:
         return torch.cat([self.logits, self.unknown], dim=1)
 
 
 class EnergyNet(GrowingNet):
-    """A module that learns alone: it tells new classes apart, and from groups of old ones and from the unknown."""
+    """A module trained independently: it separates new classes, groups of old classes, and unknown inputs."""
 
-    pseudo_labels: Tensor  # a column of u for each class seen: the group of an old one, the own of a new one
+    pseudo_labels: Tensor  # for each class seen, its column of u: that of its group if old, its own if new
 
     def __init__(self, backbone: Backbone, groups: Sequence[int], new: int) -> None:
         backward = len(set(groups))
@@ -42,12 +42,12 @@ class EnergyNet(GrowingNet):
         return EnergyOutput(known.features, known.logits, self.unknown(known.features))
 
     def known(self) -> Net:
-        """What answers on real images."""
+        """The part that is used for prediction."""
         return Net(self.backbone, self.head)
 
     @torch.enable_grad()
     def sample(self, x: Tensor, steps: int, rate: float, noise: float, generator: torch.Generator) -> Tensor:
-        """Langevin steps from given images towards what the module takes for known classes, in evaluation mode."""
+        """Move images towards known classes by Langevin steps, in evaluation mode."""
         with evaluating(self):
             for _ in range(steps):
                 x = x.detach().requires_grad_()
@@ -69,14 +69,14 @@ class Fusion(nn.Module):
         self.scale, self.shift = (nn.Parameter(torch.zeros(len(set(groups)))) for _ in range(2))
 
     def forward(self, old: Output, new: Output) -> Output:
-        backward, own = new.logits.tensor_split([len(self.scale)], dim=1)
+        backward, current = new.logits.tensor_split([len(self.scale)], dim=1)
         raised = ((1 + self.scale) * backward + self.shift)[:, self.groups]
         features = torch.cat([old.features, new.features], dim=1)
-        return Output(features, torch.cat([old.logits + raised, own], dim=1))
+        return Output(features, torch.cat([old.logits + raised, current], dim=1))
 
     @torch.no_grad()
     def folded(self, old: Concatenation, new: EnergyNet) -> Concatenation:
-        """The same network with one head: calibrated backward rows beside the old rows, new rows beside zeros."""
+        """Fold the fusion into one head: calibrated backward rows beside old rows, zeros beside new rows."""
         classes, width = old.head.weight.shape
         head = grown_linear(old.head, width + new.backbone.width, classes + len(new.head.bias) - new.backward)
         scale = 1 + self.scale[self.groups]

@@ -1,4 +1,4 @@
-"""Networks that grow: a head with rows for the classes met so far, and new modules beside old ones."""
+"""Networks that grow: a head with one row for each class seen so far, and new modules beside old ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashback.nets.heads import LinearHead, grown_linear
 
 
 class GrowingNet(Net):
-    """A backbone and a linear head with a row for every class met so far; a head that grows keeps its old rows."""
+    """A backbone and a linear head with one row for each class seen so far; a grown head keeps its old rows."""
 
     head: LinearHead
 
@@ -25,13 +25,13 @@ class GrowingNet(Net):
 @dataclass
 class BoostedOutput(Output):
     enhanced: Tensor  # logits from the new module alone
-    old: Output  # what the frozen network says
+    old: Output  # of the frozen network
 
 
 class Boosted(nn.Module):
-    """The new module m beside the frozen h_s: a head on [h_s ; m] (Eq. 7), and one on m alone to enhance its features.
+    """A new module m beside the frozen network h_s, with a head on [h_s ; m] (Eq. 7) and one on m alone.
 
-    m starts as it is given; the first head keeps what the old one knew, the second tells apart what its host wants.
+    The first head starts from the weights of the old head; the second improves the features of m.
     """
 
     def __init__(self, module: Backbone, old_head: LinearHead, classes: int, enhanced: int) -> None:
@@ -40,13 +40,13 @@ class Boosted(nn.Module):
         self.head = grown_linear(old_head, old_head.in_features + module.width, classes)
 
     def forward(self, old: Output, x: Tensor) -> BoostedOutput:
-        own = self.module(x)
-        features = torch.cat([old.features, own.features], dim=1)
-        return BoostedOutput(features, self.head(features), own.logits, old)
+        new = self.module(x)
+        features = torch.cat([old.features, new.features], dim=1)
+        return BoostedOutput(features, self.head(features), new.logits, old)
 
 
 class Concatenation(nn.Module):
-    """All modules so far and one head on their joint features."""
+    """All backbones so far and one head on their concatenated features."""
 
     def __init__(self, modules: Iterable[nn.Module], head: LinearHead) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class Concatenation(nn.Module):
         return cast(Backbone, self.parts[0])
 
 
-class Whole(nn.Module):
-    """Networks of a host run as one. It is made where it is needed and owns nothing, so no tensor has two names."""
+class ComposedNet(nn.Module):
+    """Several networks of a host run as one. Build it where needed; do not store it, or tensors get two names."""
 
     def __init__(self, run: Callable[[Tensor], Output], *parts: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Classifiers on top of features, always in float32."""
+"""Classifier heads, always computed in float32."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """A context without autocast on the tensor's device."""
+    """Disable autocast on the device of a tensor."""
     return torch.autocast(x.device.type, enabled=False)
 
 
 class LinearHead(nn.Linear):
-    """A linear classifier with PyTorch's own initialisation."""
+    """A linear classifier with the default initialisation of PyTorch."""
 
     def forward(self, input: Tensor) -> Tensor:
         with full_precision(input):
@@ -41,7 +41,7 @@ class CosineHead(nn.Module):
 
 
 def grown_linear(old: nn.Linear | None, in_features: int, out_features: int) -> LinearHead:
-    """A fresh head (Kaiming-uniform with linear gain, zero bias) that keeps the old rows, columns and biases."""
+    """Create a head (Kaiming-uniform with linear gain, zero bias) and copy the old rows, columns and biases into it."""
     new = LinearHead(in_features, out_features)
     bound = math.sqrt(3 / in_features)
     with torch.no_grad():

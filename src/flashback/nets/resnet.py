@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016) in the shapes that continual-learning papers use."""
+"""Residual networks (He et al. 2016) as used in continual-learning papers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flashback.nets.base import NETS, Backbone, Shape, scaled
-from flashback.nets.norms import BatchNorm2d
+from flashback.nets.batchnorm import BatchNorm2d
 
 Shortcut = Callable[[int, int, int], nn.Module]
-"""Makes the shortcut of a block that changes shape, from its input width, output width and stride."""
+"""Builds the shortcut of a block that changes shape, from input channels, output channels and stride."""
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -23,7 +23,7 @@ def projection(inputs: int, outputs: int, stride: int) -> nn.Module:
 
 
 class ZeroPadding(nn.Module):
-    """The shortcut without parameters: every stride-th pixel, and zeros in the new channels."""
+    """A shortcut without parameters: every stride-th pixel, and zeros in the new channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ZeroPadding(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """conv-BN-ReLU-conv-BN, plus the shortcut, then (but for cosine features' last block) ReLU."""
+    """conv-BN-ReLU-conv-BN plus the shortcut, then ReLU (except in the last block of signed features)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Backbone):
-    """A stem, stages of basic blocks (all but the first halve the resolution), and the mean over space."""
+    """A stem, stages of basic blocks (all but the first halve the resolution), and the spatial mean."""
 
-    takes_parts = True
+    supports_joint_forward = True
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ResNet(Backbone):
         return [block for block in self.stages[-1].children() if isinstance(block, BasicBlock)]
 
     def with_he_init(self) -> ResNet:
-        """Convolutions from N(0, 2 / (k * k * outputs)); batch norm starts at 1 and 0 anyway."""
+        """Initialise convolutions from N(0, 2 / (k * k * outputs))."""
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -121,7 +121,7 @@ RESNET32 = (16, 32, 64)
 
 @NETS.register("resnet18")
 def resnet18(image_shape: Shape, width: float = 1.0) -> Backbone:
-    """ResNet-18 for small images: 3x3 stem, no max-pool, PyTorch's own initialisation (as in the DER papers)."""
+    """ResNet-18 for small images: 3x3 stem, no max-pool, default initialisation of PyTorch (as in the DER papers)."""
     widths = scaled(RESNET18, width)
     return ResNet(small_stem(image_shape[0], widths[0]), widths, depth=2)
 
@@ -144,7 +144,7 @@ def resnet18_imagenet_b50(image_shape: Shape, width: float = 1.0) -> Backbone:
 
 @NETS.register("resnet32")
 def resnet32(image_shape: Shape, width: float = 1.0) -> Backbone:
-    """ResNet-32 for CIFAR with shortcuts that have no parameters."""
+    """ResNet-32 for CIFAR with parameter-free shortcuts."""
     widths = scaled(RESNET32, width)
     return ResNet(small_stem(image_shape[0], widths[0]), widths, depth=5, shortcut=ZeroPadding).with_he_init()
 

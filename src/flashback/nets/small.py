@@ -6,16 +6,16 @@ from torch import Tensor, nn
 
 from flashback.errors import FlashbackError
 from flashback.nets.base import NETS, Backbone, Shape, scaled
-from flashback.nets.norms import BatchNorm2d
+from flashback.nets.batchnorm import BatchNorm2d
 
 
 class SmallCNN(Backbone):
-    """Four conv-BN-ReLU layers, the first three with stride 2, and the mean over space.
+    """Four conv-BN-ReLU layers, the first three with stride 2, and the spatial mean.
 
-    It is for small benchmarks: a training step on one CPU core takes milliseconds.
+    Meant for small benchmarks: a training step on one CPU core takes milliseconds.
     """
 
-    takes_parts = True
+    supports_joint_forward = True
 
     def __init__(self, channels: int, width: float = 1.0) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class SmallCNN(Backbone):
         return self.stage_maps(x)[-1].mean((2, 3))
 
     def stage_maps(self, x: Tensor) -> list[Tensor]:
-        """Every convolution, with its norm and ReLU, is a stage."""
+        """One stage for each convolution with its norm and ReLU."""
         maps: list[Tensor] = []
         for layer in self.layers:
             x = layer(x)
@@ -54,11 +54,11 @@ def smallcnn(image_shape: Shape, width: float = 1.0) -> Backbone:
 class CNN6(Backbone):
     """Three times two convolutions, max-pool and dropout, then a hidden layer of 256 units with dropout.
 
-    It has no normalisation. The hidden layer has its width whatever that of the convolutions.
+    It has no normalisation layers. `width` scales the convolutions; the hidden layer keeps its size.
     """
 
     width = 256
-    takes_parts = True
+    supports_joint_forward = True
 
     def __init__(self, image_shape: Shape, width: float = 1.0) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class CNN6(Backbone):
         return self.stage_maps(x)[-1].flatten(1)
 
     def levels(self) -> list[nn.Module]:
-        """The hidden layer, which gives maps of one pixel, is the last."""
+        """The pooled blocks, then the hidden layer, whose maps have one pixel."""
         return [*self.blocks, self.hidden]
 
     def last_stage_layers(self) -> dict[str, nn.Module]:

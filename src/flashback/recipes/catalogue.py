@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from flashback.benchmarks import known_as
+from flashback.benchmarks import canonical_name
 from flashback.errors import FlashbackError
 from flashback.plain_yaml import AliasLoader, read_yaml
 
@@ -31,7 +31,10 @@ class Recipe:
 
     def is_for(self, host: str, benchmark: str) -> bool:
         """Files of one's own are known by their names, wherever they lie."""
-        return (self.host, known_as(str(self.benchmark))) == (host, known_as(str(benchmark)))  # YAML may read a number
+        return (self.host, canonical_name(str(self.benchmark))) == (
+            host,
+            canonical_name(str(benchmark)),
+        )  # YAML may read a number
 
     def values(self, flashback: bool) -> dict[str, Any]:
         return {**self.settings, **(self.flashback_settings if flashback else {})}

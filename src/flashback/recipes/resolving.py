@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from flashback.benchmarks import known_as
-from flashback.benchmarks.sizes import with_listed_sizes
+from flashback.benchmarks import canonical_name
+from flashback.benchmarks.task_sizes import with_explicit_sizes
 from flashback.config import RunConfig, TrainingConfig, build, check_sections, set_dotted, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host
@@ -142,7 +142,7 @@ def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
 def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration resolved for comparisons: files of one's own by their names, however their paths are written."""
     found = resolved(values)
-    return {**found, "benchmark": {**found["benchmark"], "name": known_as(found["benchmark"]["name"])}}
+    return {**found, "benchmark": {**found["benchmark"], "name": canonical_name(found["benchmark"]["name"])}}
 
 
 def config_from_dict(values: Mapping[str, Any], data: str | Path | None = None) -> RunConfig:
@@ -154,7 +154,7 @@ def config_from_dict(values: Mapping[str, Any], data: str | Path | None = None) 
     assert isinstance(host, Mapping)
     own = build(HOSTS[host["name"]].Settings, host, "host.")
     check_sections(values, type(own))
-    config = build(RunConfig, {**with_listed_sizes(values, data), "host": own})
+    config = build(RunConfig, {**with_explicit_sizes(values, data), "host": own})
     config.check()
     return config
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashback.benchmarks import known_as
-from flashback.benchmarks.orders import OF_THE_SEED
+from flashback.benchmarks import canonical_name
+from flashback.benchmarks.orders import RUN_SEED
 from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_RECORD, read_file
 from flashback.recipes import resolved
@@ -76,8 +76,8 @@ class Run:
     def data(self) -> dict[str, Any]:
         """What it learned from: which images, and in which order of classes."""
         known = {key: self.record.run.get(key) for key in ("data_checksum", "class_order")}
-        drawn = self.settings["benchmark"].get("order") == OF_THE_SEED  # another one at every seed, and that is meant
-        return {**known, "class_order": OF_THE_SEED} if drawn else known
+        drawn = self.settings["benchmark"].get("order") == RUN_SEED  # another one at every seed, and that is meant
+        return {**known, "class_order": RUN_SEED} if drawn else known
 
     @property
     def code(self) -> str | None:
@@ -144,7 +144,9 @@ def find(folders: Sequence[Path]) -> Found:
 def spelled_alike(runs: Sequence[Run]) -> list[Run]:
     """The same file of one's own is one benchmark, however its path was written: its name and its checksum tell."""
     first: dict[tuple[str, str], str] = {}
-    same = [first.setdefault((known_as(run.benchmark), str(run.data["data_checksum"])), run.benchmark) for run in runs]
+    same = [
+        first.setdefault((canonical_name(run.benchmark), str(run.data["data_checksum"])), run.benchmark) for run in runs
+    ]
     return [run if run.benchmark == name else run.on(name) for run, name in zip(runs, same, strict=True)]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from flashback.errors import unknown
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
-from flashback.metrics.numbers import ABSENT as ABSENT
-from flashback.metrics.numbers import number as number
-from flashback.metrics.numbers import probability as probability
-from flashback.metrics.numbers import signed as signed
+from flashback.metrics.formatting import ABSENT as ABSENT
+from flashback.metrics.formatting import number as number
+from flashback.metrics.formatting import probability as probability
+from flashback.metrics.formatting import signed as signed
 from flashback.metrics.statistics import PairedTest
 from flashback.metrics.statistics import interval as interval
 from flashback.records.terms import FLASHBACK, HOST

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flashback.benchmarks import known_as
+from flashback.benchmarks import canonical_name
 from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_RECORD, read_file
 from flashback.records import read_record
@@ -93,7 +93,9 @@ def read_into(found: Runs, path: Path, name: str) -> None:
 def same_spelling(runs: Sequence[Run]) -> list[Run]:
     """A file of the user's is one benchmark, however its path was written; name and checksum identify it."""
     first: dict[tuple[str, str], str] = {}
-    names = [first.setdefault((known_as(run.benchmark), str(run.data["data_checksum"])), run.benchmark) for run in runs]
+    names = [
+        first.setdefault((canonical_name(run.benchmark), str(run.data["data_checksum"])), run.benchmark) for run in runs
+    ]
     return [run if run.benchmark == name else run.with_benchmark(name) for run, name in zip(runs, names, strict=True)]
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashback.benchmarks.orders import OF_THE_SEED
+from flashback.benchmarks.orders import RUN_SEED
 from flashback.errors import FlashbackError, require
 from flashback.metrics import summarise
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
@@ -133,8 +133,8 @@ class Run:
     @property
     def data(self) -> dict[str, Any]:
         """The images and the class order; an order drawn by seed counts as the same for all seeds."""
-        drawn = self.settings["benchmark"].get("order") == OF_THE_SEED
-        order = OF_THE_SEED if drawn else self.record.run.get("class_order")
+        drawn = self.settings["benchmark"].get("order") == RUN_SEED
+        order = RUN_SEED if drawn else self.record.run.get("class_order")
         return {"data_checksum": self.record.run.get("data_checksum"), "class_order": order}
 
     @property

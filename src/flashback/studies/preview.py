@@ -20,7 +20,7 @@ def preview_cost(config: RunConfig, data: str | Path | None) -> list[dict[str, A
     small = replace(
         config, host=replace(config.host, net="smallcnn"), training=replace(config.training, image_size=None)
     )
-    benchmark = open_benchmark(config, data, download=False, sketch=True)
+    benchmark = open_benchmark(config, data, download=False, labels_only=True)
     method = build_method(small, benchmark, "cpu")
     budget: list[dict[str, Any]] = []
     for task in benchmark.tasks:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashback.benchmarks import Benchmark, Images, known_as
+from flashback.benchmarks import Benchmark, Images, canonical_name
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError, require
 from flashback.files import write_atomically
@@ -75,7 +75,7 @@ def check_roles(folders: Mapping[str, Path], configs: Mapping[str, RunConfig]) -
     )
     for what, (first, second) in {
         "host": (host.host.name, flashback.host.name),
-        "benchmark": (known_as(host.benchmark.name), known_as(flashback.benchmark.name)),
+        "benchmark": (canonical_name(host.benchmark.name), canonical_name(flashback.benchmark.name)),
     }.items():
         require(first == second, f"the first two runs have the {what}s {first} and {second}; CKA needs the same {what}")
     require(

@@ -31,11 +31,11 @@ LACK_OF_MEMORY = (
 
 
 def open_benchmark(
-    config: RunConfig, data: str | Path | None = None, download: bool = True, sketch: bool = False
+    config: RunConfig, data: str | Path | None = None, download: bool = True, labels_only: bool = False
 ) -> Benchmark:
     """The benchmark of a configuration; a sketch has labels alone."""
     chosen = asdict(config.benchmark)
-    return load_benchmark(**chosen, data=data, seed=config.seed, download=download, sketch=sketch)
+    return load_benchmark(**chosen, data=data, seed=config.seed, download=download, labels_only=labels_only)
 
 
 def build_host(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from flashback.benchmarks import Benchmark
-from flashback.benchmarks.recorded import DATA, describe_data
+from flashback.benchmarks.from_record import DATA, describe_data
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError
 from flashback.hosts.outside import outside_code

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flashback.benchmarks import Benchmark
-from flashback.benchmarks.recorded import recorded_benchmark
+from flashback.benchmarks.from_record import benchmark_from_record
 from flashback.config import RunConfig, to_dict
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.files import ANOTHER_FOLDER
@@ -223,7 +223,7 @@ def load_trained(
         require(same, f"the run in {path} was made on other data than those found; give its own")
         return found
 
-    benchmark = recorded_benchmark(record, open_data) or open_data()  # records of old say too little of the data
+    benchmark = benchmark_from_record(record, open_data) or open_data()  # records of old say too little of the data
     with prepared_device(config, target, "fp32"), saying_what_to_change():
         trainer = Trainer(build_method(config, benchmark, target), benchmark)
         trainer.resume(kept_state(path, config, len(benchmark.tasks), after_tasks))

@@ -15,7 +15,7 @@ from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
-from flashback.metrics import of_the_end, summarise
+from flashback.metrics import summarise, without_history
 from flashback.plugin import Flashback
 from flashback.records import RunRecord
 from flashback.records.terms import SETTINGS
@@ -103,7 +103,7 @@ class TrainingResult:
             zero_shot = history.zero_shot.get(classifier, {}).get(setting)
             untrained = history.untrained.get(classifier, {}).get(setting)
             metrics = summarise(matrix, sizes, zero_shot, untrained)
-            own = metrics if task_by_task else of_the_end(metrics)
+            own = metrics if task_by_task else without_history(metrics)
             return {"matrix": matrix, "zero_shot": zero_shot, "untrained": untrained, **own}
 
         return cls(history, {name: {setting: told(name, setting) for setting in SETTINGS} for name in history.matrices})

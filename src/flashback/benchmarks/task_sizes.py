@@ -15,7 +15,7 @@ from flashback.config import BenchmarkConfig
 from flashback.errors import require
 
 
-def with_listed_sizes(values: Mapping[str, Any], data: str | Path | None = None) -> Mapping[str, Any]:
+def with_explicit_sizes(values: Mapping[str, Any], data: str | Path | None = None) -> Mapping[str, Any]:
     """A configuration whose benchmark.sizes is a list, where it was 2, 5x2 or 50+5x10.
 
     Only for equal tasks are the data looked at, and of files of one's own only the labels.

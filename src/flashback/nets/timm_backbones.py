@@ -15,7 +15,7 @@ OPTIONS = ("pretrained", "cls")
 
 
 class TimmBackbone(Backbone):
-    """A timm model without its head; images are resized to its input size, outputs are averaged to one vector."""
+    """A timm model without its head; images are resized to its input size and outputs averaged to one vector."""
 
     def __init__(self, model: Any, class_token: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class TimmBackbone(Backbone):
 
 
 def timm_backbone(spec: str, image_shape: Shape) -> TimmBackbone:
-    """The model that `MODEL[:pretrained][:cls]` names: weights from the hub, the class token as feature."""
+    """Build `MODEL[:pretrained][:cls]`: with weights from the hub, with the class token as features."""
     timm = import_extra("timm", "timm", f"the net 'timm:{spec}' needs the package timm")
     name, *options = spec.split(":")
     for option in options:
@@ -57,11 +57,11 @@ def timm_backbone(spec: str, image_shape: Shape) -> TimmBackbone:
     model = timm.create_model(name, pretrained="pretrained" in options, num_classes=0, in_chans=image_shape[0])
     backbone = TimmBackbone(model, class_token="cls" in options)
     if "pretrained" in options:
-        backbone.normalisation = normalisation_of(model, image_shape[0])
+        backbone.normalisation = pretrained_normalisation(model, image_shape[0])
     return backbone
 
 
-def normalisation_of(model: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of the images that the weights know; timm joins their channels for grey ones."""
+def pretrained_normalisation(model: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation that the weights expect; averaged over channels for grey images, as timm does."""
     mean, std = (tuple(map(float, model.pretrained_cfg[key])) for key in ("mean", "std"))
     return (mean, std) if channels == len(mean) else ((fmean(mean),) * channels, (fmean(std),) * channels)

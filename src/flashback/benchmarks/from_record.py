@@ -68,7 +68,7 @@ class RecordedBenchmark(Benchmark):
         return self.shape
 
 
-class AwaitedImages(Images):
+class LazyImages(Images):
     """Images that are loaded when they are first looked at; how many there are is known before."""
 
     def __init__(self, count: int, load: Callable[[], Images]) -> None:
@@ -86,7 +86,7 @@ class AwaitedImages(Images):
         return self.__dict__[name]
 
 
-def recorded_benchmark(run: Mapping[str, Any], load: Callable[[], Benchmark]) -> Benchmark | None:
+def benchmark_from_record(run: Mapping[str, Any], load: Callable[[], Benchmark]) -> Benchmark | None:
     """The benchmark of a run.json, None where it says too little; `load` is called when images are looked at."""
     if DATA not in run:
         return None
@@ -94,8 +94,8 @@ def recorded_benchmark(run: Mapping[str, Any], load: Callable[[], Benchmark]) ->
     channels, height, width = said.image_shape
 
     def task(index: int, stop: int) -> Task:
-        train = AwaitedImages(said.training_images[index], lambda: load().tasks[index].train)
-        test = AwaitedImages(said.test_images[index], lambda: load().tasks[index].test)
+        train = LazyImages(said.training_images[index], lambda: load().tasks[index].train)
+        test = LazyImages(said.test_images[index], lambda: load().tasks[index].test)
         return Task(index, range(stop - said.sizes[index], stop), train, test)
 
     return RecordedBenchmark(

@@ -1,4 +1,4 @@
-"""A network whose logits of each task are corrected by two numbers of their own (BiC)."""
+"""A network with a linear correction of the logits of each task (BiC)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from flashback.nets.base import Backbone, Net, Output
 
 
-class CorrectedNet(Net):
-    """A linear head for every class there will ever be; logits z of a task become scale * z + shift."""
+class BiasCorrectedNet(Net):
+    """A linear head for all classes of the benchmark; the logits z of a task become scale * z + shift."""
 
     def __init__(self, backbone: Backbone, sizes: Sequence[int]) -> None:
         super().__init__(backbone, nn.Linear(backbone.width, sum(sizes)))
@@ -26,8 +26,8 @@ class CorrectedNet(Net):
         return Output(raw.features, scale * raw.logits + shift)
 
     def train_only(self, correction: int | None) -> None:
-        """The correction of one task alone; or all but the corrections."""
-        self.backbone.let_train(correction is None)
+        """Train the correction of one task and nothing else; None: train everything except the corrections."""
+        self.backbone.set_trainable(correction is None)
         self.head.requires_grad_(correction is None)
         for task, pair in enumerate(self.corrections):
             pair.requires_grad_(task == correction)

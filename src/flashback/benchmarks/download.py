@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from flashback.benchmarks.arrays import read_npz
-from flashback.benchmarks.pools import Source, data_folder
+from flashback.benchmarks.raw_data import Source, data_folder
 from flashback.benchmarks.specs import Dataset
 from flashback.errors import FlashbackError
 
 
-def find_source(dataset: Dataset, data: str | Path | None, download: bool) -> Source:
+def load_dataset(dataset: Dataset, data: str | Path | None, download: bool) -> Source:
     """The dataset as read, checked against what is known of it."""
     folder, files = data_folder(data), fetch_files(dataset, data, download)
     arrays = files == folder / f"{dataset.name}.npz"

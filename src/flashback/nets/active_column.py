@@ -1,4 +1,4 @@
-"""A network beside a frozen one, whose maps it reads level by level (Progress & Compress)."""
+"""A network that reads the maps of a frozen one level by level (Progress & Compress)."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flashback.nets.base import Backbone, Net, Output
+from flashback.nets.frozen import Frozen
 from flashback.nets.heads import full_precision
-from flashback.nets.modes import Frozen
 
-LARGEST_START = 0.1  # of alpha, by which the own network counts for more at first
+LARGEST_INITIAL_ALPHA = 0.1  # small, so that the column itself dominates at first
 
 
 class Lateral(nn.Module):
-    """alpha * U relu(V k + c): what the maps k of another network give to one's own maps, by 1x1 convolutions."""
+    """The lateral connection alpha * U relu(V k + c) from maps k of another network, by 1x1 convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.inner = nn.Conv2d(channels, channels, 1)  # V and c
         self.outer = nn.Conv2d(channels, channels, 1, bias=False)  # U
-        self.alpha = nn.Parameter(LARGEST_START * torch.rand(channels, 1, 1))
+        self.alpha = nn.Parameter(LARGEST_INITIAL_ALPHA * torch.rand(channels, 1, 1))
 
     def forward(self, maps: Tensor) -> Tensor:
-        given: Tensor = self.alpha * self.outer(F.relu(self.inner(maps)))
-        return given
+        lateral: Tensor = self.alpha * self.outer(F.relu(self.inner(maps)))
+        return lateral
 
 
 class ActiveColumn(Net):
-    """A network that gets, after each of its levels, what a frozen copy of another of its kind sees on that level."""
+    """A network that adds lateral connections from a frozen backbone of the same kind after each level."""
 
-    def __init__(self, own: Net, other: Backbone, images: Tensor) -> None:
-        """`images` are any that the networks can take: they tell how many channels each level has."""
-        super().__init__(own.backbone, own.head)
+    def __init__(self, net: Net, other: Backbone, images: Tensor) -> None:
+        """`images` is any valid batch; one pass over it finds the number of channels of each level."""
+        super().__init__(net.backbone, net.head)
         self.other = Frozen(other)
         self.laterals = nn.ModuleList(Lateral(maps.shape[1]) for maps in self.other_maps(images))
 
