@@ -169,7 +169,7 @@ def test_a_wrapped_host_and_a_whole_benchmark_can_be_evaluated() -> None:
 def test_what_is_no_task_cannot_be_evaluated_on(tasks: Any) -> None:
     with pytest.raises(fb.FlashbackError, match="takes a benchmark or a list of its tasks"):
         fb.evaluate(quick_host("finetune"), tasks)
-    with pytest.raises(fb.FlashbackError, match=r"takes a host, bare or wrapped by fb.Flashback, not str"):
+    with pytest.raises(fb.FlashbackError, match=r"takes a host or fb.Flashback\(host\), not str"):
         fb.evaluate("icarl", tiny_benchmark())  # type: ignore[arg-type]
 
 

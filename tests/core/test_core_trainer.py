@@ -20,7 +20,7 @@ from flashback.benchmarks import Benchmark
 from flashback.hosts import Optimisation, Stage, Step
 from flashback.training import Interrupted, environment
 from flashback.training.environment import SWITCHES, prepare_device, prepared_device, select_device
-from flashback.training.evaluation import evaluate_ahead
+from flashback.training.evaluation import evaluate_unlearned
 from flashback.training.step import TrainingStep, build_optimiser, set_rate, total_loss
 from flashback.training.trainer import Position, RunState
 from helpers import quick_config, quick_flashback, quick_host, small_settings, tiny_benchmark
@@ -295,7 +295,7 @@ def test_the_generator_of_a_moment_depends_on_seed_task_stage_and_moment() -> No
 
 def test_matrices_and_accuracies_before_learning() -> None:
     host = quick_host("finetune")
-    untrained = evaluate_ahead(host, host.benchmark.tasks)
+    untrained = evaluate_unlearned(host, host.benchmark.tasks)
     result = train(host)
     assert [len(row) for row in result["class_incremental"]["matrix"]] == [1, 2, 3]
     final = evaluate(host, host.benchmark.tasks)["linear"]

@@ -148,7 +148,7 @@ def test_a_run_that_lacked_memory_goes_on(
 def test_a_memory_that_fits_no_machine(dataset: Path, size: int) -> None:
     values = to_dict(icarl(dataset))
     values["host"]["memory_size"] = size
-    with pytest.raises(FlashbackError, match=r"has run out of memory; lower .* or what the host keeps"):
+    with pytest.raises(FlashbackError, match=r"is out of memory; lower .* or the host's memory"):
         flashback.run(flashback.recipes.config_from_dict(values), device="cpu")
 
 

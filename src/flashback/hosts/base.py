@@ -25,6 +25,7 @@ from flashback.hosts.stages import Optimisation, Stage, Step, nothing
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
 from flashback.memory import Memory
 from flashback.nets import Backbone, Net, Output, build_backbone, evaluating, net_for
+from flashback.nets.base import Shape
 from flashback.registry import Registry
 from flashback.seeds import seeded_initialisation
 
@@ -75,8 +76,15 @@ class Host(nn.Module):
             f"the fields of {settings.__name__} are no settings yet; write @dataclass(frozen=True) above the class",
         )
 
-    def __init__(self, config: RunConfig, benchmark: Benchmark, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        benchmark: Benchmark,
+        device: torch.device,
+        backbones: Callable[[Shape, float], Backbone] | None = None,
+    ) -> None:
         super().__init__()
+        self.backbones = backbones  # makes the backbones in place of the registered net
         self.config = config
         self.benchmark = benchmark
         self.device = device
@@ -113,7 +121,8 @@ class Host(nn.Module):
         """A fresh one. Where it brings weights, images are normalised as those were that it learned from."""
         stored, side = self.benchmark.image_shape, self.views.size
         seen = stored if side is None else (stored[0], side, side)
-        backbone = build_backbone(self.settings.net or net_for(stored), seen, width)
+        name = self.settings.net or net_for(stored)
+        backbone = self.backbones(seen, width) if self.backbones else build_backbone(name, seen, width)
         if backbone.normalisation is not None:
             mean, std = backbone.normalisation
             self.views = replace(self.views, mean=mean, std=std)

@@ -1,14 +1,15 @@
-"""From a configuration to what is trained: the benchmark, the host, and Flashback around it."""
+"""Build what a configuration describes: the benchmark, the host, and Flashback around it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from flashback.benchmarks import Benchmark, class_order, load_benchmark
 from flashback.benchmarks.orders import task_sizes
@@ -16,92 +17,119 @@ from flashback.config import RunConfig
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.outside import find_hosts
+from flashback.nets.module import ModuleNets
 from flashback.plugin import Flashback
 from flashback.recipes import configure
 from flashback.recipes.resolving import dotted_keys
 from flashback.training.environment import select_device
 
 SINGLE_IMAGE = (
-    "batch norm has nothing to compare a single image with, in a network whose last maps are single pixels; raise "
+    "batch norm cannot train on a single image where the last feature maps are single pixels; raise "
     "training.batch_size, host.minibatch or host.memory_size, or use larger images"
 )
 LACK_OF_MEMORY = (
-    "the device has run out of memory; lower training.batch_size or training.evaluation_batch, or what the host keeps"
+    "the device is out of memory; lower training.batch_size, training.evaluation_batch or the host's memory"
 )
 
 
 def open_benchmark(
     config: RunConfig, data: str | Path | None = None, download: bool = True, labels_only: bool = False
 ) -> Benchmark:
-    """The benchmark of a configuration; a sketch has labels alone."""
-    chosen = asdict(config.benchmark)
-    return load_benchmark(**chosen, data=data, seed=config.seed, download=download, labels_only=labels_only)
+    """Load the benchmark of a configuration, or only its labels."""
+    return load_benchmark(
+        **asdict(config.benchmark), data=data, seed=config.seed, download=download, labels_only=labels_only
+    )
 
 
 def build_host(
-    config: RunConfig | str, benchmark: Benchmark, device: torch.device | str = "auto", **settings: Any
+    config: RunConfig | str,
+    benchmark: Benchmark,
+    device: torch.device | str = "auto",
+    *,
+    net: nn.Module | str | None = None,
+    **settings: Any,
 ) -> Host:
-    """The host of a configuration, ready to train on a benchmark, by default on a GPU where there is one.
+    """Build a host that is ready to train on a benchmark.
 
-    Instead of a configuration, a name with settings by their plain names: "icarl", memory_size=200, epochs=5, seed=1.
-    What a configuration says of flashback is for `Flashback(host)`, which takes it over, or for `run`.
+    A configuration's flashback settings take effect in `Flashback(host)` or `run`, not here.
+
+    Args:
+        config: What `configure` returns, or the name of a host.
+        benchmark: A loaded benchmark.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        net: The name of a net, or any `nn.Module` that maps images [n, C, H, W] to feature vectors [n, width]; remove
+            its classification layer if it has one. The host trains a copy, which starts from the module's weights.
+            A host that needs more than one network initialises further copies through `reset_parameters()`.
+        settings: With the name of a host, settings by their plain names: memory_size=200, epochs=5, seed=1.
+
+    Returns:
+        The host, untrained.
+
+    Raises:
+        FlashbackError: If a name or setting is unknown, or the configuration does not fit the benchmark.
     """
     device = select_device(device)
     check_loaded(benchmark, "fb.build_host")
+    if isinstance(net, str):
+        settings["net"] = net
     if isinstance(config, str):
         find_hosts()
-        own = {"benchmark.validation": benchmark.validation, **dotted_keys(HOSTS[config], settings)}
-        config = configure(config, benchmark.name, settings=own)
+        chosen = {"benchmark.validation": benchmark.validation, **dotted_keys(HOSTS[config], settings)}
+        config = configure(config, benchmark.name, settings=chosen)
     elif settings:
-        raise FlashbackError(
-            f"a configuration has its settings already; give {', '.join(settings)} to fb.configure, not fb.build_host"
-        )
+        raise FlashbackError(f"give {', '.join(settings)} to fb.configure, which makes the configuration")
     require(
         isinstance(config, RunConfig),
         f"fb.build_host takes the name of a host or what fb.configure returns, not {type(config).__name__}",
     )
     check_benchmark(config, benchmark)
-    with saying_what_to_change():
-        host = HOSTS[config.host.name](config, benchmark, device)
+    backbones = None
+    if isinstance(net, nn.Module):
+        backbones = ModuleNets(net)
+        config = replace(config, host=replace(config.host, net=backbones.name))
+    with explaining_failures():
+        host = HOSTS[config.host.name](config, benchmark, device, backbones)
     host.check()
     return host
 
 
-def check_loaded(benchmark: Benchmark, what: str) -> None:
+def check_loaded(benchmark: Benchmark, function: str) -> None:
     require(
         isinstance(benchmark, Benchmark),
-        f"{what} takes a benchmark that is loaded, not {type(benchmark).__name__}; load it with fb.load_benchmark",
+        f"{function} takes a loaded benchmark, not {type(benchmark).__name__}; load it with fb.load_benchmark",
     )
 
 
-def check_benchmark(config: RunConfig, given: Benchmark) -> None:
-    """Refuse a benchmark that contradicts a configuration; what the configuration leaves open, None, cannot."""
-    chosen = config.benchmark
-    is_named = given.name in (chosen.name, Path(chosen.name).stem)  # files of one's own are named by their stem
-    order = None if chosen.order is None else class_order(chosen.order, len(given.order), config.seed)
-    sizes = None if chosen.sizes is None else list(task_sizes(chosen.sizes, len(given.order))[: chosen.tasks])
-    for key, said, found in (
-        ("name", None if is_named else chosen.name, given.name),
-        ("order", order, given.order),
-        ("sizes", sizes, given.sizes),
-        ("tasks", chosen.tasks, len(given.tasks)),
-        ("validation", chosen.validation, given.validation),
+def check_benchmark(config: RunConfig, benchmark: Benchmark) -> None:
+    """Refuse a benchmark that contradicts a configuration; None in the configuration leaves a value open."""
+    chosen, classes = config.benchmark, len(benchmark.order)
+    is_named = benchmark.name in (chosen.name, Path(chosen.name).stem)  # a file is named by its stem
+    for key, expected, given in (
+        ("name", None if is_named else chosen.name, benchmark.name),
+        ("order", None if chosen.order is None else class_order(chosen.order, classes, config.seed), benchmark.order),
+        (
+            "sizes",
+            None if chosen.sizes is None else list(task_sizes(chosen.sizes, classes)[: chosen.tasks]),
+            benchmark.sizes,
+        ),
+        ("tasks", chosen.tasks, len(benchmark.tasks)),
+        ("validation", chosen.validation, benchmark.validation),
     ):
         require(
-            said is None or said == found,
-            f"benchmark.{key} is {abbreviate(said)} in the configuration but {abbreviate(found)} in the benchmark; "
-            "give fb.configure and fb.load_benchmark the same",
+            expected is None or expected == given,
+            f"benchmark.{key} is {abbreviate(expected)} in the configuration but {abbreviate(given)} in the "
+            "benchmark; give fb.configure and fb.load_benchmark the same",
         )
 
 
 def build_method(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "auto") -> Host | Flashback:
-    """The host, wrapped by Flashback where the configuration asks for it."""
+    """Build the host, wrapped by Flashback if the configuration enables it."""
     host = build_host(config, benchmark, device)
     return Flashback(host) if config.flashback.enabled else host
 
 
 @contextmanager
-def saying_what_to_change() -> Iterator[None]:
+def explaining_failures() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -115,6 +143,6 @@ def saying_what_to_change() -> Iterator[None]:
 
 
 def is_lack_of_memory(error: Exception) -> bool:
-    """Only CUDA's allocator has an exception of its own; the others are known by what they say."""
+    """Only CUDA's allocator has its own exception; the others are recognised by their messages."""
     words = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Storage size calculation overflowed")
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)

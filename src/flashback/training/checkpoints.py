@@ -26,7 +26,8 @@ from flashback.config import CheckpointConfig, build
 from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_RECORD, NO_SPACE, read_file, write_atomically
 from flashback.records.terms import SETTINGS
-from flashback.training.trainer import Checkpointer, History, Position, RunState
+from flashback.training.result import History
+from flashback.training.trainer import Checkpointer, Position, RunState
 
 KEPT = 2  # the last good one, and the one before in case the last is damaged
 MANIFEST = re.compile(r"[0-9]{6,}\.json")
@@ -246,6 +247,8 @@ def check_values(values: Mapping[str, Any]) -> None:
         and all(len(matrix) == position.task for matrix in matrices)
         and all(len(row) == k for matrix in matrices for k, row in enumerate(matrix, start=1))
         and all(entry == (int, str, int, int) for entry in entries)
+        and set(history.confusion) <= set(history.matrices)
+        and all(len(row) == len(counts) for counts in history.confusion.values() for row in counts)
         and (bool(entries) or not position.begun),
         "the values of the checkpoint are not those of a run",
     )

@@ -1,4 +1,4 @@
-"""Accuracy in both settings from one forward pass."""
+"""Accuracy in both settings, and confusion counts, from one forward pass."""
 
 from __future__ import annotations
 
@@ -15,30 +15,40 @@ from flashback.nets import evaluating
 from flashback.plugin import Flashback
 from flashback.records.terms import SETTINGS
 
-Accuracies = dict[str, list[float]]  # by setting: percent for each task evaluated
+Accuracies = dict[str, list[float]]  # by setting: percent correct of each task evaluated
+Confusion = list[list[int]]  # counts by true column and predicted column
 
 
 @contextmanager
 def evaluation_mode(host: Host) -> Iterator[None]:
-    """Nothing is compiled here: batches of evaluation have other sizes than those of training."""
+    """Evaluate without gradients, and without compilation, whose shapes are those of training batches."""
     with evaluating(host), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         yield
 
 
-def host_of(method: Host | Flashback, what: str) -> Host:
+def host_of(method: Host | Flashback, function: str) -> Host:
     require(
         isinstance(method, Host | Flashback),
-        f"{what} takes a host, bare or wrapped by fb.Flashback, not {type(method).__name__}; build one with "
-        "fb.build_host",
+        f"{function} takes a host or fb.Flashback(host), not {type(method).__name__}; build one with fb.build_host",
     )
     return method.host
 
 
 def evaluate(method: Host | Flashback, tasks: Benchmark | Sequence[Task]) -> dict[str, Accuracies]:
-    """Percent correct on each task of a benchmark, or on some of them, for each of the host's classifiers.
+    """Measure the accuracy of a host on the test images of tasks, with each of its classifiers.
 
-    Class-incremental: over the columns of all classes learned so far, and of the tasks given. Task-incremental: over
-    the own columns of the sample's task. Columns outside are never predicted.
+    Class-incremental accuracy chooses among the columns of all classes learned so far and of the tasks given;
+    task-incremental accuracy among the columns of the image's own task.
+
+    Args:
+        method: A host, or `Flashback(host)`.
+        tasks: A benchmark, or a list of its tasks.
+
+    Returns:
+        Percent correct of each task, by classifier and setting: `result["linear"]["class_incremental"][task]`.
+
+    Raises:
+        FlashbackError: If the images have another shape than those the host was built for.
     """
     host = host_of(method, "fb.evaluate")
     tasks = tasks.tasks if isinstance(tasks, Benchmark) else tasks
@@ -46,43 +56,61 @@ def evaluate(method: Host | Flashback, tasks: Benchmark | Sequence[Task]) -> dic
         isinstance(tasks, Sequence) and len(tasks) > 0 and all(isinstance(task, Task) for task in tasks),
         "fb.evaluate takes a benchmark or a list of its tasks",
     )
-    own, given = host.benchmark.image_shape, tuple(tasks[0].test.x.shape[1:])
+    expected, given = host.benchmark.image_shape, tuple(tasks[0].test.x.shape[1:])
     require(
-        own == given,
-        f"this host was built for images of shape {list(own)}, and these are {list(given)}; evaluate it on such images",
+        expected == given,
+        f"this host was built for images of shape {list(expected)}, not {list(given)}; evaluate it on such images",
     )
+    return {name: accuracies for name, (accuracies, _) in measure(host, tasks).items()}
+
+
+def measure(host: Host, tasks: Sequence[Task]) -> dict[str, tuple[Accuracies, Tensor]]:
+    """The accuracies and the predicted class-incremental columns of the test images, by classifier."""
     seen = max(task.seen.stop for task in (host.task, *tasks))
     with evaluation_mode(host):
-        return {name: _accuracies(host, classifier, tasks, seen) for name, classifier in host.classifiers().items()}
+        return {name: _measure(host, classifier, tasks, seen) for name, classifier in host.classifiers().items()}
 
 
-def evaluate_ahead(host: Host, tasks: Sequence[Task]) -> dict[str, Accuracies] | None:
-    """Accuracy on tasks not learned yet, each over the columns up to its own; None without columns for them."""
+def evaluate_unlearned(host: Host, tasks: Sequence[Task]) -> dict[str, Accuracies]:
+    """Accuracy on tasks not learned yet, each over the columns up to its own; empty if they have no columns."""
     if not host.scores_unseen:
-        return None
+        return {}
     with evaluation_mode(host):
         result: dict[str, Accuracies] = {}
         for name, classifier in host.classifiers().items():
-            rows = [_accuracies(host, classifier, [task], task.seen.stop) for task in tasks]
+            rows = [_measure(host, classifier, [task], task.seen.stop)[0] for task in tasks]
             result[name] = {setting: [row[setting][0] for row in rows] for setting in SETTINGS}
         return result
 
 
-def _accuracies(host: Host, classifier: Classifier, tasks: Sequence[Task], seen: int) -> Accuracies:
-    correct = torch.stack([_count_correct(host, classifier, task, seen) for task in tasks]).cpu().tolist()
+def count_confusion(tasks: Sequence[Task], predicted: Tensor) -> Confusion:
+    """How many images of each true column were predicted as each column, over all columns of these tasks."""
+    classes = tasks[-1].seen.stop
+    truth = torch.cat([task.test.y for task in tasks]).to(predicted.device)
+    counts = torch.bincount(truth * classes + predicted, minlength=classes * classes)
+    confusion: Confusion = counts.view(classes, classes).tolist()
+    return confusion
+
+
+def _measure(host: Host, classifier: Classifier, tasks: Sequence[Task], seen: int) -> tuple[Accuracies, Tensor]:
+    counts, predicted = zip(*(_predict_task(host, classifier, task, seen) for task in tasks), strict=True)
     totals = [len(task.test) for task in tasks]
-    return {
+    correct = torch.stack(counts).cpu().tolist()
+    accuracies = {
         setting: [100.0 * row[k] / total for row, total in zip(correct, totals, strict=True)]
         for k, setting in enumerate(SETTINGS)
     }
+    return accuracies, torch.cat(predicted)
 
 
-def _count_correct(host: Host, classifier: Classifier, task: Task, seen: int) -> Tensor:
+def _predict_task(host: Host, classifier: Classifier, task: Task, seen: int) -> tuple[Tensor, Tensor]:
+    """Correct predictions in both settings, and the predicted class-incremental column of every image."""
     counts = torch.zeros(2, dtype=torch.int64, device=host.device)
-    batch = host.config.training.evaluation_batch
+    batch, predicted = host.config.training.evaluation_batch, []
     for images, labels in zip(torch.split(task.test.x, batch), torch.split(task.test.y, batch), strict=True):
         labels = labels.to(host.device)
         scores = classifier(host.views.plain(images.to(host.device)))
-        counts[0] += (scores[:, :seen].argmax(dim=1) == labels).sum()
+        predicted.append(scores[:, :seen].argmax(dim=1))
+        counts[0] += (predicted[-1] == labels).sum()
         counts[1] += (scores[:, task.new].argmax(dim=1) + task.new.start == labels).sum()
-    return counts
+    return counts, torch.cat(predicted)

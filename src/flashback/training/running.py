@@ -20,7 +20,7 @@ from flashback.plugin import Flashback
 from flashback.recipes import comparable, config_from_dict
 from flashback.records import RunFolder, is_finished, read_config
 from flashback.records.folder import COMPARISON
-from flashback.training.building import build_method, check_loaded, open_benchmark, saying_what_to_change
+from flashback.training.building import build_method, check_loaded, explaining_failures, open_benchmark
 from flashback.training.checkpoints import Checkpoints, Models, TeeCheckpointer
 from flashback.training.environment import (
     changed_on_resume,
@@ -33,8 +33,9 @@ from flashback.training.environment import (
 from flashback.training.evaluation import host_of
 from flashback.training.finished import IGNORED, finished_run
 from flashback.training.first_task_cache import AFTER_FIRST_TASK, Beginning, tell_earlier
+from flashback.training.result import History, TrainingResult
 from flashback.training.trackers import check_tracker, tracking
-from flashback.training.trainer import Checkpointer, Event, History, Observer, RunState, Trainer, TrainingResult
+from flashback.training.trainer import Checkpointer, Event, Observer, RunState, Trainer
 
 CHECKPOINT = "checkpoint"  # the folder in that of a run
 
@@ -68,9 +69,9 @@ def run(
     require(out is None or not (Path(out) / COMPARISON).exists(), f"{out} holds a comparison; {ANOTHER_FOLDER}")
     benchmark = open_benchmark(config, data)
     if out is not None and (record := finished_run(Path(out), to_dict(config), benchmark.checksum)) is not None:
-        return TrainingResult.read(record)
+        return TrainingResult.from_record(record)
     observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
-    with prepared_device(config, device, precision), saying_what_to_change():
+    with prepared_device(config, device, precision), explaining_failures():
         method = build_method(config, benchmark, device)
         if out is None:
             return Trainer(method, benchmark, observers, precision=precision).run()
@@ -107,7 +108,7 @@ def train(
     require(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
     precision = select_precision(host.config, host.device)
     observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
-    with prepared_device(host.config, host.device, precision), saying_what_to_change():
+    with prepared_device(host.config, host.device, precision), explaining_failures():
         result = Trainer(method, benchmark, observers, precision=precision).run()
     host.eval()
     return result
@@ -224,7 +225,7 @@ def load_trained(
         return found
 
     benchmark = benchmark_from_record(record, open_data) or open_data()  # records of old say too little of the data
-    with prepared_device(config, target, "fp32"), saying_what_to_change():
+    with prepared_device(config, target, "fp32"), explaining_failures():
         trainer = Trainer(build_method(config, benchmark, target), benchmark)
         trainer.resume(kept_state(path, config, len(benchmark.tasks), after_tasks))
     if after_tasks is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,10 +15,7 @@ from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
-from flashback.metrics import summarise, without_history
 from flashback.plugin import Flashback
-from flashback.records import RunRecord
-from flashback.records.terms import SETTINGS
 from flashback.seeds import (
     derive_seed,
     layer_randomness,
@@ -26,8 +23,9 @@ from flashback.seeds import (
     seeded_initialisation,
     set_layer_randomness,
 )
-from flashback.training.evaluation import Accuracies, evaluate, evaluate_ahead
+from flashback.training.evaluation import count_confusion, evaluate_unlearned, measure
 from flashback.training.fast import make_step, prepare_backbones
+from flashback.training.result import History, TrainingResult
 from flashback.training.step import TrainingStep, set_rate
 
 Event = Mapping[str, Any]
@@ -45,33 +43,6 @@ class Position:
     step: int = 0
 
 
-@dataclass
-class History:
-    """What a run has measured so far; plain values that go through JSON unchanged."""
-
-    matrices: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)  # classifier, setting, rows
-    zero_shot: dict[str, Accuracies] = field(
-        default_factory=dict
-    )  # classifier, setting, tasks 1, 2, ... before learning
-    untrained: dict[str, Accuracies] = field(default_factory=dict)  # classifier, setting, tasks 0, 1, 2, ...
-    budget: list[dict[str, Any]] = field(default_factory=list)  # one entry per stage: steps and images
-    bytes: dict[str, int] = field(default_factory=dict)  # of stable and plastic knowledge, the largest seen
-    seconds: float = 0.0  # in all
-    training_seconds: float = 0.0  # in training steps, captures and compilations not counted
-
-    def add_row(self, row: dict[str, Accuracies]) -> None:
-        for classifier, accuracies in row.items():
-            rows = self.matrices.setdefault(classifier, {setting: [] for setting in SETTINGS})
-            for setting in SETTINGS:
-                rows[setting].append(accuracies[setting])
-
-    def add_zero_shot(self, accuracies: dict[str, Accuracies] | None) -> None:
-        for classifier, values in (accuracies or {}).items():
-            rows = self.zero_shot.setdefault(classifier, {setting: [] for setting in SETTINGS})
-            for setting in SETTINGS:
-                rows[setting].extend(values[setting])
-
-
 @dataclass(frozen=True)
 class RunState:
     """Everything needed to go on: tensors by name, and plain values."""
@@ -85,68 +56,6 @@ class Checkpointer(Protocol):
 
     def due(self, position: Position) -> bool: ...
     def save(self, state: RunState) -> None: ...
-
-
-class TrainingResult:
-    """The outcome of a run: matrices and every metric derived from them, for both settings and every classifier."""
-
-    def __init__(self, history: History, classifiers: dict[str, dict[str, dict[str, Any]]]) -> None:
-        self.history, self.classifiers = history, classifiers
-
-    @classmethod
-    def of(cls, history: History, tasks: Sequence[Task], task_by_task: bool = True) -> TrainingResult:
-        """What follows from what was measured."""
-        sizes = [len(task.test) for task in tasks]
-
-        def told(classifier: str, setting: str) -> dict[str, Any]:
-            matrix = history.matrices[classifier][setting]
-            zero_shot = history.zero_shot.get(classifier, {}).get(setting)
-            untrained = history.untrained.get(classifier, {}).get(setting)
-            metrics = summarise(matrix, sizes, zero_shot, untrained)
-            own = metrics if task_by_task else without_history(metrics)
-            return {"matrix": matrix, "zero_shot": zero_shot, "untrained": untrained, **own}
-
-        return cls(history, {name: {setting: told(name, setting) for setting in SETTINGS} for name in history.matrices})
-
-    @classmethod
-    def read(cls, record: RunRecord) -> TrainingResult:
-        """The result of a finished run, from what it left."""
-        try:
-            own, found = record.results["classifier"], record.results["classifiers"]
-            classifiers = {own: found[own], **found}
-            matrices, zero_shot, untrained = (
-                {
-                    name: {setting: values[setting][what] for setting in SETTINGS}
-                    for name, values in classifiers.items()
-                    if values[SETTINGS[0]][what] is not None
-                }
-                for what in ("matrix", "zero_shot", "untrained")
-            )
-            spent = (record.run[key] for key in ("budget", "knowledge_bytes", "seconds", "training_seconds"))
-            return cls(History(matrices, zero_shot, untrained, *spent), classifiers)
-        except (KeyError, TypeError, ValueError):
-            raise FlashbackError(f"{record.path} is not a whole record; remove the folder to run it again") from None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The contents of results.json: the host's own classifier first, the others beside it."""
-        own = next(iter(self.classifiers.values()))
-        return {**own, "classifier": next(iter(self.classifiers)), "classifiers": self.classifiers}
-
-    def __repr__(self) -> str:
-        accuracies = (f"{setting} {self[setting]['average_accuracy']:.2f} %" for setting in SETTINGS)
-        return f"TrainingResult(average accuracy: {', '.join(accuracies)}; {next(iter(self.classifiers))} classifier)"
-
-    def __getitem__(self, setting: str) -> dict[str, Any]:
-        own: dict[str, dict[str, Any]] = next(iter(self.classifiers.values()))
-        if setting not in own:
-            raise FlashbackError(
-                f"a result has {' and '.join(SETTINGS)}, not {setting!r}; other classifiers are in result.classifiers"
-            )
-        return own[setting]
-
-    @property
-    def steps(self) -> int:
-        return sum(entry["steps"] for entry in self.history.budget)
 
 
 class Trainer:
@@ -182,12 +91,12 @@ class Trainer:
     def _run(self) -> TrainingResult:
         self._clock = time.monotonic()
         if self.position == Position() and not self.history.untrained:
-            self.history.untrained = evaluate_ahead(self.host, self.benchmark.tasks) or {}
+            self.history.untrained = evaluate_unlearned(self.host, self.benchmark.tasks)
         for task in self.benchmark.tasks[self.position.task :]:
             self.run_task(task)
         self.save()
         self.history.seconds += time.monotonic() - self._clock
-        return TrainingResult.of(self.history, self.benchmark.tasks, self.host.task_by_task)
+        return TrainingResult.from_history(self.history, self.benchmark, self.host.task_by_task)
 
     def run_task(self, task: Task) -> None:
         self.method.enter(task)
@@ -195,15 +104,22 @@ class Trainer:
             self.emit("task", classes=len(task.classes), tasks=len(self.benchmark.tasks))
             if task.index > 0:
                 # Before the host begins the task: imprinting and the like would look at it already.
-                self.history.add_zero_shot(evaluate_ahead(self.host, [task]))
+                self.history.add_zero_shot(evaluate_unlearned(self.host, [task]))
         stages = self.method.stages()
         for index in range(self.position.stage, len(stages)):
             self.run_stage(task, stages[index])
             self.move(Position(task.index, index + 1))
-        row = evaluate(self.host, self.benchmark.tasks[: task.index + 1])
-        self.history.add_row(row)
-        self.emit("evaluation", accuracy=row)
+        self.evaluate(self.benchmark.tasks[: task.index + 1])
         self.move(Position(task.index + 1))
+
+    def evaluate(self, learned: Sequence[Task]) -> None:
+        measured = measure(self.host, learned)
+        row = {name: accuracies for name, (accuracies, _) in measured.items()}
+        self.history.add_row(row)
+        if len(learned) == len(self.benchmark.tasks):
+            confusion = {name: count_confusion(learned, predicted) for name, (_, predicted) in measured.items()}
+            self.history.confusion = confusion
+        self.emit("evaluation", accuracy=row)
 
     def run_stage(self, task: Task, stage: Stage) -> None:
         key = (self.seed, task.index, stage.training_key)
@@ -285,9 +201,8 @@ class Trainer:
             self._trained_until = now
 
     def emit(self, event: str, **values: Any) -> None:
-        steps = sum(entry["steps"] for entry in self.history.budget)
         for observer in self.observers:
-            observer({"event": event, "task": self.host.task.index, "steps": steps, **values})
+            observer({"event": event, "task": self.host.task.index, "steps": self.history.steps, **values})
 
     def move(self, position: Position) -> None:
         self.position = position
