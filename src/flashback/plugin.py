@@ -20,7 +20,7 @@ from torch import Tensor
 from flashback.benchmarks import Task
 from flashback.config import FlashbackConfig, build, to_dict
 from flashback.errors import FlashbackError, abbreviate, require, unknown
-from flashback.hosts.base import HOW_TO_SAY_IT, Host, copy_tensors
+from flashback.hosts.base import DEFINE_DISTANCE, Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.knowledge import Knowledge, Support
 
@@ -144,7 +144,7 @@ class Flashback:
         return type(self.host).distance is not Host.distance
 
     def no_distance(self) -> str:
-        return f"flashback needs a distance, and {self.host.settings.name} has none; {HOW_TO_SAY_IT}"
+        return f"flashback needs a distance, and {self.host.settings.name} has none; {DEFINE_DISTANCE}"
 
     def no_stability(self) -> str:
         return (
@@ -213,14 +213,14 @@ class Flashback:
     def networks(self) -> list[torch.nn.Module]:
         return [self.host] if self.plastic is None else [self.host, self.plastic]
 
-    def own_state(self) -> dict[str, Tensor]:
+    def extra_state(self) -> dict[str, Tensor]:
         """What Flashback itself holds in the middle of a task: the snapshot, later the plastic knowledge."""
         plastic = self.plastic.state_dict() if self.plastic is not None else {}
         return {f"snapshot.{name}": tensor for name, tensor in self.snapshot.items()} | {
             f"plastic.{name}": tensor for name, tensor in plastic.items()
         }
 
-    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over a saved state. The structure of the plastic knowledge stands already, if it is needed at all."""
         snapshot, plastic = (
             {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashback import Host, evaluate
 from flashback.conformance import Ending
-from flashback.hosts.base import Classifier
+from flashback.hosts.prediction import Classifier
 from helpers import tiny_benchmark
 
 LURE = 1e9

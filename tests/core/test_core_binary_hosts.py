@@ -12,7 +12,7 @@ from torch import Tensor
 from flashback import FlashbackError, Trainer, build_host, evaluate
 from flashback.batches import Batch
 from flashback.hosts import Host
-from flashback.hosts.base import features_of
+from flashback.hosts.prediction import features_of
 from helpers import quick_host, tiny_benchmark
 
 

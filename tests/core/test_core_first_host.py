@@ -27,7 +27,7 @@ def per_image(self: Host, step: Any) -> Any:
 @pytest.mark.parametrize(
     ("losses", "sentence"),
     [
-        (None, "mine says nothing of its losses; give its class a method losses"),
+        (None, "mine has no losses; give its class a method losses"),
         (lambda self, step: step.output.logits.sum(), "losses of mine are named terms, such as {'task': loss}, not Te"),
         (lambda self, step: {}, "losses of mine are named terms, such as {'task': loss}, not dict"),
         (lambda self, step: {"task": per_image(self, step)}, r"term 'task' of mine is one number in a .*\(8,\)"),

@@ -370,7 +370,7 @@ def test_plastic_knowledge_and_snapshot_are_dropped_when_they_have_served() -> N
     trainer.run_stage(method.host.task, phase_2)
     assert method.snapshot == {}
     assert method.plastic is None
-    assert method.own_state() == {}
+    assert method.extra_state() == {}
 
 
 @pytest.mark.parametrize("in_second_phase", [False, True])
@@ -386,10 +386,10 @@ def test_own_state_goes_into_another_flashback(in_second_phase: bool) -> None:
                 move(phase.parameters())
         methods.append(method)
     one, other = methods
-    state = {name: tensor.clone() for name, tensor in one.own_state().items()}
+    state = {name: tensor.clone() for name, tensor in one.extra_state().items()}
     assert {name.split(".")[0] for name in state} == ({"plastic"} if in_second_phase else {"snapshot"})
-    other.load_own_state(state)
-    taken = other.own_state()
+    other.load_extra_state(state)
+    taken = other.extra_state()
     assert taken.keys() == state.keys()
     assert all(torch.equal(taken[name], tensor) for name, tensor in state.items())
 

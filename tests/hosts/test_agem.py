@@ -179,7 +179,7 @@ def test_draws_come_from_earlier_tasks_alone() -> None:
 
 
 def test_a_memory_without_room_for_every_class_is_refused() -> None:
-    with pytest.raises(FlashbackError, match=r"host\.memory_size is 6, less than one image for 7 classes"):
+    with pytest.raises(FlashbackError, match=r"host\.memory_size is 6, less than one image for each of the 7 classes"):
         quick_host("agem", host__memory_size=6)
 
 

@@ -18,7 +18,7 @@ from flashback.hosts import HOSTS, Stage, Step
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.finetune import Finetune
 from flashback.hosts.lwf_mc import LwFMC
-from flashback.hosts.replay import DrawingHost, ReplayStep
+from flashback.hosts.replay import ReplayHost, ReplayStep
 from flashback.hosts.stages import nothing
 from flashback.training import build_host
 from flashback.training.step import TrainingStep
@@ -100,7 +100,7 @@ def test_both_phases_have_the_hook_and_each_step_once() -> None:
 # ---------------------------------------------------------------- later stages
 
 
-class TwoStages(DrawingHost):
+class TwoStages(ReplayHost):
     """Offers to its reservoir what it sees; a second stage sees the same images again."""
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
-from flashback.hosts.editing import attenuated
-from flashback.hosts.losses import mean_violation, supervised_contrastive
 from flashback.hosts.replay import Draw
-from flashback.hosts.xder import XDER, XDERStep
+from flashback.hosts.xder import XDER, XDERStep, attenuated, mean_violation, supervised_contrastive
 from flashback.nets import Output
 from flashback.training.trainer import Position
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark

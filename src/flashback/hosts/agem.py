@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from flashback.batches import Batch
-from flashback.hosts.balanced import BalancedHost
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.replay import Recalled, ReplayStep
+from flashback.hosts.replay import Recalled, ReplayHost, ReplayStep, sample_new_images, trim_to_quotas
 from flashback.knowledge import flat
+from flashback.memory import Field
 from flashback.nets import Output, joint_forward
 
 
@@ -22,25 +22,30 @@ class AGEMStep(ReplayStep):
 
 
 @HOSTS.register("agem")
-class AGEM(BalancedHost):
-    """Cross-entropy on new images; a gradient that opposes the one on stored images is projected beside it.
+class AGEM(ReplayHost):
+    """Cross-entropy on new images; a gradient that opposes the one on stored images is projected.
 
-    Images and labels are the stable knowledge, and the projection is all that holds to them: there is no distance.
+    The stored images and labels are the stable knowledge, and the projection (Eq. 11 of the paper) is all that
+    protects it: there is no stability loss. The memory holds as many images of every class, drawn at random.
     """
 
     has_stability = False
+    stores_at_end = True
+
+    def fields(self) -> dict[str, Field]:
+        return {}  # images and labels alone
 
     def forward(self, batch: Batch) -> AGEMStep:
-        """Each with a pass of its own: the gradients of both are wanted apart."""
-        recalled = self.recall(self.draws)
-        output, *answers = (self.net(x) for x in [batch.x, *(own.x for own in recalled)])
+        """Run new and drawn images in passes of their own, since both gradients are needed apart."""
+        recalled = self.recall()
+        output, *answers = (self.net(x) for x in [batch.x, *(drawn.x for drawn in recalled)])
         return AGEMStep(batch, output, self.answered(recalled, answers), recalled)
 
     def losses(self, step: AGEMStep) -> Mapping[str, Tensor]:
         return {"task": cross_entropy(step.output.logits, step.batch.y)}
 
     def before_update(self, step: AGEMStep) -> None:
-        """Project the gradient of all that is descended, if it opposes that of the loss on the draw (Eq. 11)."""
+        """Project the gradient of the whole loss, if it opposes that of the loss on the draw (Eq. 11)."""
         if not step.draws:
             return
         gradients = {p: p.grad for p in self.trained_parameters() if p.grad is not None}
@@ -53,10 +58,16 @@ class AGEM(BalancedHost):
         draw = step.draws[0]
         return torch.autograd.grad(cross_entropy(draw.output.logits, draw.labels), parameters)
 
-    def replayed(self, step: AGEMStep) -> tuple[Output, Tensor]:
-        """By a second pass: the first belongs to the reference gradient, and a pass can be gone back through once.
+    @torch.no_grad()
+    def end(self) -> None:
+        """Give every class the same share of the memory, and fill the shares of new classes at random."""
+        quotas = trim_to_quotas(self.memory, self.task, self.generator)
+        self.memory.append(*sample_new_images(self.task, quotas, self.generator, self.device))
 
-        It leaves batch-norm statistics alone, so that they move as in the host without flashback.
+    def replayed(self, step: AGEMStep) -> tuple[Output, Tensor]:
+        """Answer the draw once more: the graph of the first pass is used up by the reference gradient.
+
+        Batch-norm statistics are left alone, so that they move as in the host without Flashback.
         """
         (output,) = joint_forward(self.net, [], untracked=[step.recalled[0].x])
         return output, step.recalled[0].slots

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from flashback.config import above_zero
 from flashback.errors import require
-from flashback.hosts.base import features_of
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.prediction import features_of
 from flashback.hosts.stages import Stage, Step
 from flashback.nets import CosineNet, Output, evaluating, untracked_batchnorm
 

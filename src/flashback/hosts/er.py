@@ -9,33 +9,34 @@ from torch import Tensor
 
 from flashback.batches import Batch
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.replay import DrawingHost, ReplayStep
+from flashback.hosts.replay import ReplayHost, ReplayStep
 from flashback.memory import Field
 from flashback.nets import Output
 
 
 @HOSTS.register("er")
-class ExperienceReplay(DrawingHost):
-    """Cross-entropy on new images and on images of the memory alike.
+class ExperienceReplay(ReplayHost):
+    """Cross-entropy on new images and on images from a reservoir memory, in one batch.
 
-    Images and labels are the stable knowledge, without a distance to them: the labels say all that is kept.
+    The stored labels are the stable knowledge; there is no distance to them, so no stability loss. The plastic
+    knowledge is the primary model's logits for the stored images.
     """
 
     has_stability = False
 
     def fields(self) -> dict[str, Field]:
-        return {}
+        return {}  # images and labels alone
 
     def forward(self, batch: Batch) -> ReplayStep:
-        """New and drawn images are one batch (Chaudhry et al., Algorithm 1), for batch norm too."""
-        recalled = self.recall(self.draws)
-        parts = [batch.x, *(own.x for own in recalled)]
+        """Run new and drawn images as one batch (Chaudhry et al., Algorithm 1), for batch norm too."""
+        recalled = self.recall()
+        parts = [batch.x, *(drawn.x for drawn in recalled)]
         output: Output = self.net(torch.cat(parts))
         new, *old = output.split([len(part) for part in parts])
         return ReplayStep(batch, new, self.answered(recalled, old))
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
-        """The mean over that batch, told apart by where images come from."""
+        """Return the mean over that batch as two terms: the shares of new and of drawn images."""
         parts = {"task": (step.output, step.batch.y)}
         if step.draws:
             parts["replay"] = (step.draws[0].output, step.draws[0].labels)

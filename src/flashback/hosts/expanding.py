@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from flashback.batches import Batch
 from flashback.config import above_zero, at_least_one
 from flashback.errors import require
-from flashback.hosts.base import Classifier
 from flashback.hosts.exemplars import ExemplarHost
+from flashback.hosts.prediction import Classifier
 from flashback.hosts.soft import SoftDistillation, SoftExemplarSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, ModuleKnowledge, soft_cross_entropy

@@ -1,4 +1,4 @@
-"""Finetune: learn each task and keep nothing. The lower bound. Joint: all tasks at once. The upper bound."""
+"""Two bounds. Finetune learns each task and keeps nothing; joint learns all tasks at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashback.hosts.stages import Stage, Step
 
 @HOSTS.register("finetune")
 class Finetune(Host):
-    """Cross-entropy over all columns on the new task alone."""
+    """Cross-entropy over all columns on the new task alone: the lower bound."""
 
     has_knowledge = False
 
@@ -23,7 +23,7 @@ class Finetune(Host):
 
 @HOSTS.register("joint")
 class Joint(Finetune):
-    """Trains once, at the last task, on the images of all tasks."""
+    """Trains once, at the last task, on the images of all tasks: the upper bound."""
 
     task_by_task = False
 

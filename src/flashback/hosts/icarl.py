@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashback.hosts.base import HOSTS, Classifier
+from flashback.hosts.base import HOSTS
 from flashback.hosts.binary import BinaryDistillation, BinarySettings
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.prediction import Classifier
 from flashback.memory import class_means
 
 

@@ -1,4 +1,4 @@
-"""Hosts that replay: beside every batch of new images, they draw images from a memory and their stored targets."""
+"""Replay: beside every batch of new images, images are drawn from a memory."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from flashback.batches import Batch
-from flashback.config import HostSettings, at_least_one, not_negative
+from flashback.benchmarks import Task
+from flashback.config import HostSettings, at_least_one
 from flashback.errors import require
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Step
-from flashback.knowledge import Support, squared_error
-from flashback.memory import Field, Memory
+from flashback.knowledge import StoredTargets, Support, Targets
+from flashback.memory import Field, Memory, balanced_quotas, within_quotas
 from flashback.nets import Net, Output, joint_forward
 
 
 @dataclass(frozen=True)
-class DrawSettings(HostSettings):
-    """What every host that replays has."""
+class ReplaySettings(HostSettings):
+    """Settings of every host that replays."""
 
     memory_size: int = 2000  # images in the memory
     minibatch: int = 32  # images of one draw from the memory
@@ -29,17 +30,6 @@ class DrawSettings(HostSettings):
     def check(self) -> None:
         require(self.memory_size >= 1, f"host.memory_size is at least 1, not {self.memory_size}; replay needs a memory")
         at_least_one(self, "minibatch")
-
-
-@dataclass(frozen=True)
-class ReplaySettings(DrawSettings):
-    """Of a host that is held near the targets stored with its images."""
-
-    alpha: float = 0.3  # weight of the squared error to the stored targets (alpha_s of the paper)
-
-    def check(self) -> None:
-        super().check()
-        not_negative(self, "alpha")
 
 
 @dataclass
@@ -52,7 +42,13 @@ class Recalled:
 
 @dataclass
 class Draw:
-    """Images drawn from the memory and the model's answers to them."""
+    """Images drawn from the memory and the model's answers to them.
+
+    Attributes:
+        slots: Where they are stored.
+        labels: Their classes.
+        output: The network's features and logits for them, augmented anew.
+    """
 
     slots: Tensor
     labels: Tensor
@@ -61,44 +57,60 @@ class Draw:
 
 @dataclass
 class ReplayStep(Step):
-    """A step with its draws; there are none as long as the memory is empty."""
+    """A step with its draws; the list is empty as long as the memory is.
+
+    Attributes:
+        draws: Independent draws from the memory.
+    """
 
     draws: list[Draw]
 
 
-class DrawingHost(Host):
-    """The memory is the stable knowledge (Eq. 2): images, labels and what the model answered when they were stored.
+class ReplayHost(Host):
+    """A host that draws images from a memory beside every batch.
 
-    Plasticity acts on the first draw, over all columns (Eq. 16 and 21).
+    The memory is the stable knowledge (Eq. 2): images, labels, and the model's answers when they were stored, the
+    targets. The one distance is the squared error between the model's answers to the first draw and a set of targets:
+    stored ones for stability, those of the primary model for plasticity (Eq. 16 and 21).
     """
 
-    Settings = DrawSettings
+    Settings = ReplaySettings
     family = "replay"
     memory: Memory
     net: Net
-    draws: ClassVar[int] = 1  # of a step, each independent of the others
+    draws: ClassVar[int] = 1  # independent draws of a step
+    stores_at_end: ClassVar[bool] = False  # images enter the memory when a task ends, not in every step
 
     def build(self) -> None:
         super().build()
-        self.memory = Memory(self.settings.memory_size, self.benchmark.image_shape, self.fields())
+        fields = self.fields()
+        self.memory = Memory(self.settings.memory_size, self.benchmark.image_shape, fields)
+        self.stable = StoredTargets() if "targets" in fields else None
+
+    def check(self) -> None:
+        classes, size = self.benchmark.classes, self.settings.memory_size
+        require(
+            size >= classes or not self.stores_at_end,
+            f"host.memory_size is {size}, less than one image for each of the {classes} classes; raise it",
+        )
 
     def fields(self) -> dict[str, Field]:
+        """Return what the memory keeps beside images and labels, by name; the field "targets" is compared."""
         return {"targets": ((self.response_width(),), torch.float32)}
 
     def allocate(self) -> None:
-        """Nothing to allocate: the memory stands from the start."""
+        """Nothing to allocate: the memory is there from the start."""
 
     def knowledge_bytes(self) -> dict[str, int]:
         """The whole memory, as plastic targets too have room for every slot."""
         return {"stable": self.memory.nbytes(allocated=True)}
 
-    def plasticity_support(self) -> Support:
-        return Support(samples="memory")
-
     # ------------------------------------------------------------ draws
 
     def available(self, wanted: int) -> int:
-        """How many images a draw can give."""
+        """Return how many images a draw can give."""
+        if self.stores_at_end and self.task.index == 0:
+            return 0  # asking the memory would wait for the device in every step
         return self.memory.available(min(wanted, self.memory.capacity))
 
     def variant(self) -> object:
@@ -106,32 +118,49 @@ class DrawingHost(Host):
 
     def filling(self) -> bool:
         whole: int = min(self.settings.minibatch, self.memory.capacity)
-        return self.available(whole) < whole
+        return not self.stores_at_end and self.available(whole) < whole
 
-    def recall(self, draws: int) -> list[Recalled]:
-        """So many independent draws."""
+    def recall(self) -> list[Recalled]:
+        """Draw images from the memory, as often as `draws` says; nothing from an empty one."""
         size = self.available(self.settings.minibatch)
-        return [self._recalled(size) for _ in range(draws)] if size else []
+        return [self._draw(size) for _ in range(self.draws)] if size else []
 
-    def _recalled(self, size: int) -> Recalled:
+    def _draw(self, size: int) -> Recalled:
         slots = self.memory.draw(size, self.generator)
         return Recalled(slots, self.views.weak(self.memory.images[slots], self.generator))
 
     def answered(self, recalled: Sequence[Recalled], outputs: Sequence[Output]) -> list[Draw]:
+        """Join drawn images with the model's answers to them."""
         pairs = zip(recalled, outputs, strict=True)
-        return [Draw(own.slots, self.memory.labels[own.slots], output) for own, output in pairs]
+        return [Draw(drawn.slots, self.memory.labels[drawn.slots], output) for drawn, output in pairs]
 
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> ReplayStep:
-        recalled = self.recall(self.draws)
-        output, *answers = joint_forward(self.net, [batch.x, *(own.x for own in recalled)])
+        """Run the network on the batch and on each draw."""
+        recalled = self.recall()
+        output, *answers = joint_forward(self.net, [batch.x, *(drawn.x for drawn in recalled)])
         return ReplayStep(batch, output, self.answered(recalled, answers))
 
     def after_step(self, step: ReplayStep) -> None:
-        """Offer the raw images to the reservoir, with the answers to their augmented views from before the step."""
-        targets = self.response(step.output)
-        self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, targets=targets)
+        """Offer the raw images to the reservoir, with the answers to their augmented views from before the update."""
+        if not self.stores_at_end:
+            targets = {"targets": self.response(step.output)} if self.stable is not None else {}
+            self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, **targets)
+
+    # ------------------------------------------------------------ the one distance
+
+    def plasticity_support(self) -> Support:
+        return Support(samples="memory")
+
+    def distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
+        """Compute the mean squared error between the answers to the first draw and their targets (Eq. 16 and 21)."""
+        output, slots = self.replayed(step)
+        return knowledge.distance(self.response(output), slots, self.memory, support.columns)
+
+    def replay_distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
+        """The same, since all knowledge of this host is about images of the memory."""
+        return self.distance(step, knowledge, support)
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
         name = self.settings.name
@@ -140,16 +169,21 @@ class DrawingHost(Host):
         return first.output, first.slots
 
 
-class ReplayHost(DrawingHost):
-    """Held near what the model answered when an image was stored: stability acts where plasticity does."""
+# ---------------------------------------------------------------- a memory that is balanced when a task ends
 
-    Settings = ReplaySettings
 
-    def stability_support(self) -> Support:
-        return Support(samples="memory", weight=self.settings.alpha)
+def trim_to_quotas(memory: Memory, task: Task, generator: torch.Generator) -> list[int]:
+    """Keep as many images of each past class as it may have from now on; returns the quotas of all classes."""
+    old = len(task.before)
+    quotas = balanced_quotas(memory.capacity, old, len(task.classes), generator)
+    memory.keep(within_quotas(memory.labels[: memory.filled], quotas[:old]))
+    return quotas
 
-    def stability(self, step: ReplayStep) -> Tensor:
-        """alpha_s times the distance to the stored targets, on the first draw."""
-        output, slots = self.replayed(step)
-        support = self.stability_support()
-        return support.weight * squared_error(self.response(output), self.memory["targets"][slots])
+
+def sample_new_images(
+    task: Task, quotas: Sequence[int], generator: torch.Generator, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Draw the images of each new class that fill its quota; returns raw images and labels."""
+    order = torch.randperm(len(task.train), generator=generator, device=device).cpu()
+    chosen = order[within_quotas(task.train.y[order], quotas)]
+    return task.train.x[chosen].to(device), task.train.y[chosen].to(device)

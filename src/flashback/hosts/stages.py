@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Step:
-    """Everything one batch produced: every pass is run once and kept here."""
+    """Everything that one batch produced: every forward pass is run once and kept here.
+
+    Attributes:
+        batch: Augmented images `x`, labels `y`, `raw` images, and their memory `slots` (-1: not from the memory).
+        output: The network's `features` and `logits` for `batch.x`.
+    """
 
     batch: Batch
     output: Output
@@ -26,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """The optimiser and how its learning rate moves over a stage."""
+    """The optimiser of a stage and its learning-rate schedule; the fields are those of the section `training`."""
 
     lr: float
     momentum: float = 0.0
@@ -41,6 +46,7 @@ class Optimisation:
 
     @classmethod
     def of(cls, training: TrainingConfig, first_task: bool) -> Optimisation:
+        """Take the settings of a run; its first task may have a schedule of its own."""
         schedule = training.first_schedule if first_task and training.first_schedule else training.schedule
         return cls(
             training.lr,
@@ -56,7 +62,15 @@ class Optimisation:
         )
 
     def rate(self, epoch: int, epochs: int) -> float:
-        """The learning rate of an epoch. The first epoch always has the base rate."""
+        """Compute the learning rate of an epoch; the first epoch always has the base rate.
+
+        Args:
+            epoch: The epoch, from 0.
+            epochs: The epochs of the stage.
+
+        Returns:
+            The learning rate.
+        """
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
         if self.schedule == "step":
@@ -67,14 +81,35 @@ class Optimisation:
 
 
 def nothing(*_: Any) -> None:
-    """The hook of a stage that has nothing to do there."""
+    """Do nothing: the default of a stage's hooks."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`allocate` builds structure and is replayed on resume; `begin` and `end` fill it with content, once.
+    """One stretch of training. `Host.main_stage` and `Host.later_stage` make them.
 
     All randomness of a stage comes from (seed, task, key); that of `allocate` and `begin` from `setup_key`.
+
+    Attributes:
+        name: Its name in the log.
+        epochs: Passes over the stream.
+        batch_size: Images of a batch.
+        stream: Gives the training images when the stage starts.
+        parameters: Gives what the optimiser trains.
+        optimisation: The optimiser and its schedule.
+        forward: Runs the network on a batch and keeps the results in a `Step`.
+        losses: Gives the named terms whose sum is minimised.
+        before_update: Called between the backward pass and the optimiser step.
+        after_step: Called after the optimiser step, without gradients.
+        allocate: Builds structure before the stage (heads, blank knowledge); must not need data; replayed on resume.
+        begin: Fills that structure with content, once.
+        end: Called once after the last epoch.
+        before_epoch: Called with the number of the epoch before it.
+        after_epoch: Called with the number of the epoch after it.
+        variant: What besides the batch size decides the shapes of a step.
+        main: Whether Flashback splits this stage into its two phases.
+        key: Names the randomness of training; by default the name.
+        setup_key: Names the randomness of `allocate` and `begin`; by default the key.
     """
 
     name: str
@@ -92,7 +127,7 @@ class Stage:
     end: Callable[[], None] = nothing
     before_epoch: Callable[[int], None] = nothing
     after_epoch: Callable[[int], None] = nothing
-    variant: Callable[[], object] = nothing  # what besides the batch size decides the shapes of a step
+    variant: Callable[[], object] = nothing
     main: bool = False
     key: str = ""
     setup_key: str = ""

@@ -1,14 +1,17 @@
-"""X-DER (Boschini et al. 2022): DER whose memory is edited and whose heads are prepared for classes to come.
+"""X-DER (Boschini et al. 2022): DER whose memory is kept up to date and whose heads are prepared for later classes.
 
-One linear layer is read as one head per task: past heads, the present one, future ones.
+It follows the authors' release of 2022, not the later default of the public framework, which aligns batch norms and
+takes four views. One linear layer is read as one head per task: past heads, the present one, future ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -17,25 +20,27 @@ from flashback.benchmarks import Task
 from flashback.config import above_zero, at_least_one, not_negative
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.editing import EditingHost, EditingSettings
-from flashback.hosts.losses import mean_violation, supervised_contrastive
-from flashback.hosts.replay import ReplayStep
-from flashback.memory import first_occurrences
-from flashback.nets import joint_forward
+from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep, sample_new_images, trim_to_quotas
+from flashback.knowledge import Support, Targets, masked_mean
+from flashback.memory import Field, first_occurrences
+from flashback.nets import full_precision, joint_forward, untracked_batchnorm
 
 
 @dataclass(frozen=True)
-class XDERSettings(EditingSettings):
-    alpha: float = 0.6
+class XDERSettings(ReplaySettings):
+    alpha: float = 0.6  # weight of the squared error to the stored targets (alpha_s of the paper)
+    gamma: float = 0.85  # edited logits reach at most this share of the true class's logit
     beta: float = 0.9  # weight of the cross-entropy on replayed images, over the past heads
     contrastive_weight: float = 0.05  # lambda, of the preparation of future heads
     contrastive_batch: int = 64  # new images, and as many from the memory, that prepare future heads
     temperature: float = 5.0  # of the contrastive loss
     constraint_weight: float = 0.01  # eta, of the constraints on past and future heads
-    margin: float = 0.2  # m, by which the own head should win over them
+    margin: float = 0.2  # m, by which the true head should win over them
 
     def check(self) -> None:
         super().check()
+        not_negative(self, "alpha")
+        require(0 < self.gamma <= 1, f"host.gamma lies in (0, 1], not {self.gamma}")
         not_negative(self, "beta", "contrastive_weight", "constraint_weight", "margin")
         at_least_one(self, "contrastive_batch")
         above_zero(self, "temperature")
@@ -47,17 +52,30 @@ class XDERStep(ReplayStep):
 
 
 @HOSTS.register("xder")
-class XDER(EditingHost):
-    """Replays from an edited memory, keeps the heads apart in every loss, and trains those that wait for classes."""
+class XDER(ReplayHost):
+    """DER++ with edited targets, heads that do not compete across tasks, and future heads trained in advance.
+
+    As in DER, the model is held near the logits stored with an image. Four things are added:
+    - implanting: the targets of stored images take over what the model says now in the present and future heads,
+      scaled to stay below the true logit (rows whose true logit is not positive are left alone);
+    - new images are classified in the present head alone, stored ones in the past heads alone;
+    - future heads learn, by a contrastive loss, to tell apart the classes that are there already;
+    - constraints keep past and future logits below those of the true head, by a margin.
+    The memory is balanced over the classes when a task ends.
+    """
 
     Settings = XDERSettings
     draws = 2
+    stores_at_end = True
     task_of: Tensor  # the task of every column
 
     def build(self) -> None:
         super().build()
         sizes = torch.tensor(self.benchmark.sizes)
         self.register_buffer("task_of", torch.arange(len(sizes)).repeat_interleave(sizes), persistent=False)
+
+    def fields(self) -> dict[str, Field]:
+        return {**super().fields(), "replays": ((), torch.int64)}  # how often a slot was replayed in this task
 
     def check(self) -> None:
         tasks = len(self.benchmark.tasks)
@@ -75,9 +93,10 @@ class XDER(EditingHost):
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> XDERStep:
-        recalled = self.recall(self.draws)
+        """Run the batch, two draws from the memory and, while there are future heads, strong views of both."""
+        recalled = self.recall()
         views, labels = self.strong_views(batch) if self.later else ([], None)
-        output, *others = joint_forward(self.net, [batch.x, *(own.x for own in recalled)], untracked=views)
+        output, *others = joint_forward(self.net, [batch.x, *(drawn.x for drawn in recalled)], untracked=views)
         draws = self.answered(recalled, others[: len(recalled)])
         return XDERStep(batch, output, draws, None if labels is None else (others[-1].logits, labels))
 
@@ -92,7 +111,6 @@ class XDER(EditingHost):
 
     def losses(self, step: XDERStep) -> Mapping[str, Tensor]:
         new, old, logits = self.task.new, self.task.old, step.output.logits
-        # Each head competes with its like: new images in the present head, stored ones in past heads.
         terms = {"task": cross_entropy(logits[:, new], step.batch.y - new.start)}
         if step.draws:
             second = step.draws[1]
@@ -105,7 +123,7 @@ class XDER(EditingHost):
         return terms
 
     def preparation(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Future heads learn to tell the classes apart that are there already; mean over heads."""
+        """Contrastive loss of each future head on the classes that are there already; mean over heads."""
         # Columns of zeros, where heads are of unequal width, change no cosine.
         heads = pad_sequence([logits[:, task.new].T for task in self.later]).permute(1, 2, 0)
         return supervised_contrastive(heads, labels, self.settings.temperature).mean()
@@ -117,11 +135,103 @@ class XDER(EditingHost):
         return mean_violation(past.detach() + self.settings.margin - present)
 
     def future_constraint(self, step: XDERStep) -> Tensor:
-        """On any image, no future logit should come near those of the image's own head; each slot counts once."""
+        """On any image, no future logit should come near those of the image's true head; each slot counts once."""
         logits = torch.cat([step.output.logits, *(draw.output.logits for draw in step.draws)])
         labels = torch.cat([step.batch.y, *(draw.labels for draw in step.draws)])
         unstored = -1 - torch.arange(len(step.batch), device=labels.device)  # new images all count
         counted = first_occurrences(torch.cat([unstored, *(draw.slots for draw in step.draws)]))
-        foreign = self.task_of[labels][:, None] != self.task_of
-        own = logits.masked_fill(foreign, -torch.inf).amax(dim=1)
-        return mean_violation(logits[:, self.task.seen.stop :].amax(dim=1) + self.settings.margin - own, counted)
+        other_heads = self.task_of[labels][:, None] != self.task_of
+        true_head = logits.masked_fill(other_heads, -torch.inf).amax(dim=1)
+        return mean_violation(logits[:, self.task.seen.stop :].amax(dim=1) + self.settings.margin - true_head, counted)
+
+    # ------------------------------------------------------------ the distance, as in DER
+
+    def stability_support(self) -> Support:
+        return Support(samples="memory", weight=self.settings.alpha)
+
+    def distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
+        """Mean squared error between the answers to the first draw and their targets."""
+        draw = step.draws[0]
+        return knowledge.distance(draw.output.logits, draw.slots, self.memory, support.columns)
+
+    # ------------------------------------------------------------ editing the memory
+
+    def after_step(self, step: ReplayStep) -> None:
+        """Implant the present and future logits of replayed images into their targets.
+
+        A slot replayed for the c-th time in this task is edited with probability 1/c.
+        """
+        if not step.draws:
+            return
+        slots = torch.cat([draw.slots for draw in step.draws])
+        first = first_occurrences(slots)
+        times = self.memory["replays"][slots] + 1
+        luck = torch.rand(len(slots), generator=self.generator, device=slots.device)
+        self.memory.write(slots, replays=times)  # a slot in both draws counts once: each time it gets the same number
+        self.implant(slots, torch.cat([draw.output.logits for draw in step.draws]), first & (luck * times < 1))
+
+    def implant(self, slots: Tensor, fresh: Tensor, chosen: Tensor) -> None:
+        """Write fresh logits, attenuated, over the targets of the chosen slots, from the present head on."""
+        targets = self.memory["targets"][slots]
+        truth = targets.gather(1, self.memory.labels[slots][:, None])
+        since = self.task.new.start
+        edited = torch.cat([targets[:, :since], attenuated(fresh[:, since:], truth, self.settings.gamma)], dim=1)
+        self.memory.write(slots.where(chosen, self.memory.capacity), targets=edited)
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Balance the memory over all classes, store new images, implant into all past targets, reset the counts."""
+        memory = self.memory
+        quotas = trim_to_quotas(memory, self.task, self.generator)
+        past = torch.randperm(memory.filled, generator=self.generator, device=self.device)
+        images, labels = sample_new_images(self.task, quotas, self.generator, self.device)
+        memory.append(images, labels, targets=self.new_targets(images, labels), replays=torch.zeros_like(labels))
+        if len(past):
+            self.implant(past, self.training_logits(memory.images[past]), torch.ones_like(past, dtype=torch.bool))
+        memory["replays"].zero_()
+
+    def new_targets(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Logits of new images, of which the past heads are attenuated."""
+        targets, since = self.training_logits(images), self.task.new.start
+        if since == 0:
+            return targets
+        truth = targets.gather(1, labels[:, None])
+        past = attenuated(targets[:, :since], truth, self.settings.gamma)
+        return torch.cat([past, targets[:, since:]], dim=1)
+
+    def training_logits(self, raw: Tensor) -> Tensor:
+        """Logits as a training step would see them: augmented, with batch statistics, which are not tracked here."""
+        self.net.train()
+        batches = raw.tensor_split(-(-len(raw) // self.config.training.batch_size))
+        with untracked_batchnorm(self.net):
+            return torch.cat([self.net(self.views.weak(part, self.generator)).logits for part in batches])
+
+
+def attenuated(logits: Tensor, truth: Tensor, gamma: float) -> Tensor:
+    """Scale each row so that its largest logit is at most gamma times the true one, where it exceeds that one.
+
+    Only for positive true logits: with others the ratio would turn signs round.
+    """
+    largest = logits.amax(dim=1, keepdim=True)
+    exceeds = (largest > truth) & (truth > 0)
+    return torch.where(exceeds, logits * (gamma * truth / largest.where(exceeds, 1.0)), logits)
+
+
+def supervised_contrastive(vectors: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Mean over all anchors of the loss with the sum outside the logarithm (Khosla et al. 2020, Eq. 2).
+
+    Vectors are [..., N, width], labels [N]; each set of N vectors has its loss. Positives are the other rows with the
+    anchor's label, so every label must appear at least twice: give two views.
+    """
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positives = (labels[:, None] == labels) & ~itself
+    with full_precision(vectors):
+        unit = F.normalize(vectors.float(), dim=-1)
+        similarity = unit @ unit.mT / temperature
+    log_share = similarity - similarity.masked_fill(itself, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    return -((log_share * positives).sum(dim=-1) / positives.sum(dim=-1)).mean(dim=-1)
+
+
+def mean_violation(hinge: Tensor, counted: Tensor | bool = True) -> Tensor:
+    """Mean over those that violate a constraint; zero if none does."""
+    return masked_mean(hinge, (hinge > 0) & counted)

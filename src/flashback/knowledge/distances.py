@@ -1,4 +1,4 @@
-"""Distances between what a model says now and what a knowledge base holds. Means over samples and columns."""
+"""Distances between what a model answers now and what a knowledge base holds. Means over samples and columns."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def cosine_distance(features: Tensor, anchors: Tensor) -> Tensor:
 
 
 def pod_spatial(maps: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
-    """The mean over stages of the Euclidean distance between the unit profiles of maps (PODNet, Section 3.1)."""
+    """Mean over stages of the Euclidean distance between the unit profiles of maps (PODNet, Section 3.1)."""
     pairs = zip(maps, anchors, strict=True)
-    distances = [torch.linalg.vector_norm(profile(own) - profile(other), dim=1).mean() for own, other in pairs]
+    distances = [torch.linalg.vector_norm(profile(a) - profile(b), dim=1).mean() for a, b in pairs]
     return torch.stack(distances).mean()
 
 
@@ -41,10 +41,22 @@ def profile(maps: Tensor) -> Tensor:
     return F.normalize(torch.cat([energy.sum(dim=3).flatten(1), energy.sum(dim=2).flatten(1)], dim=1))
 
 
-def squared_error(responses: Tensor, targets: Tensor, counts: Tensor | None = None) -> Tensor:
-    """Mean squared error (Eq. 16 and 21 up to a factor); `counts` marks the samples that have a target at all."""
+def squared_error(responses: Tensor, targets: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Mean squared error (Eq. 16 and 21 up to a factor).
+
+    Args:
+        responses: The model's answers, [B, width].
+        targets: What they are compared with, [B, width].
+        counted: Marks the samples that have a target, [B]; None: all of them.
+
+    Returns:
+        The mean over columns and counted samples; zero if none counts.
+    """
     per_sample = (responses - targets).square().mean(dim=1)
-    if counts is None:
-        return per_sample.mean()
-    weights = counts.to(per_sample.dtype)
-    return (per_sample * weights).sum() / weights.sum().clamp(min=1.0)
+    return per_sample.mean() if counted is None else masked_mean(per_sample, counted)
+
+
+def masked_mean(values: Tensor, counted: Tensor) -> Tensor:
+    """Mean over those that count, without selecting them: the shapes of a step are fixed. Zero if none does."""
+    mean: Tensor = (values * counted).sum() / counted.sum().clamp(min=1)
+    return mean

@@ -1,4 +1,4 @@
-"""Knowledge as objects: immutable, without gradients, in evaluation mode, and aware of their size."""
+"""The kinds of knowledge: immutable, without gradients, in evaluation mode, and aware of their size."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from flashback.nets import Frozen, Output
 
 
 class Knowledge(nn.Module):
-    """What a model knew at one moment."""
+    """What a model knew at one moment. Base class of all kinds."""
 
     def train(self, mode: bool = True) -> Self:
-        """Always in evaluation mode: no statistics move, no dropout, whatever the mode of the model that is trained."""
+        """Stay in evaluation mode, whatever the mode of the model that is trained."""
         return super().train(False)
 
     def nbytes(self) -> int:
+        """Return the size of all tensors in bytes."""
         return bytes_of(self)
 
 
 class ModelKnowledge(Knowledge):
-    """A frozen copy of a whole model (Eq. 1 and 9)."""
+    """A frozen copy of a whole model (Eq. 1 and 9). Call it with images to get the model's `Output`.
+
+    Args:
+        model: The model to copy.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -36,11 +41,16 @@ class ModelKnowledge(Knowledge):
         return output
 
     def fill(self, model: nn.Module) -> None:
+        """Copy the state of a model of the same structure."""
         copy_state(model, self.model.module)
 
 
 class ModuleKnowledge(Knowledge):
-    """Frozen copies of some modules of a growing model, by name (Eq. 8 and 13)."""
+    """Frozen copies of some modules of a growing model (Eq. 8 and 13); `knowledge["name"]` is one of them.
+
+    Args:
+        modules: The modules to copy, by name.
+    """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -50,16 +60,51 @@ class ModuleKnowledge(Knowledge):
         return self.parts[name]
 
     def fill(self, modules: Mapping[str, nn.Module]) -> None:
+        """Copy the states of modules of the same names and structures."""
         for name, module in modules.items():
             frozen = self.parts[name]
             assert isinstance(frozen, Frozen)
             copy_state(module, frozen.module)
 
 
-class ReplayedTargets(Knowledge):
-    """What a model answered to each image of the memory, logits or embeddings (Eq. 2 and 10).
+class Targets(Knowledge):
+    """A target for each image of a memory: what a model answered to it, logits or embeddings (Eq. 2 and 10)."""
+
+    def of_slots(self, slots: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
+        """Return the target of each slot, and which of them count (None: all)."""
+        raise NotImplementedError
+
+    def distance(self, responses: Tensor, slots: Tensor, memory: Memory, columns: slice = slice(None)) -> Tensor:
+        """Compute the mean squared error between responses and targets (Eq. 16 and 21).
+
+        Args:
+            responses: The model's answers to a batch, [B, width].
+            slots: The memory slot of each image of the batch, [B]; -1 for an image that is not stored.
+            memory: The memory that the slots belong to.
+            columns: The columns that count.
+
+        Returns:
+            The mean over the columns, and over the images that have a target.
+        """
+        targets, counted = self.of_slots(slots, memory)
+        return squared_error(responses[:, columns], targets[:, columns], counted)
+
+
+class StoredTargets(Targets):
+    """The targets that the memory itself keeps in its field "targets", one written with each image."""
+
+    def of_slots(self, slots: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
+        return memory["targets"][slots], None
+
+
+class ReplayedTargets(Targets):
+    """The answers of one model to all images of the memory at one moment.
 
     A slot that is overwritten later holds another image: its insertion stamp differs, and its target counts no more.
+
+    Args:
+        memory: The memory whose images are answered.
+        width: The columns of an answer.
     """
 
     targets: Tensor
@@ -72,19 +117,23 @@ class ReplayedTargets(Knowledge):
 
     @torch.no_grad()
     def fill(self, memory: Memory, respond: Callable[[Tensor], Tensor]) -> None:
+        """Keep what `respond` answers to the raw images of the memory."""
         self.stamps.copy_(memory.stamps)
         if memory.filled:
             self.targets[: memory.filled] = respond(memory.images[: memory.filled])
 
-    def distance(self, responses: Tensor, slots: Tensor, memory: Memory, columns: slice = slice(None)) -> Tensor:
-        """Mean squared error over the samples of this step that still have a target."""
+    def of_slots(self, slots: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
         rows = slots.clamp(min=0)
-        still_there = (slots >= 0) & (self.stamps[rows] == memory.stamps[rows]) & (self.stamps[rows] > 0)
-        return squared_error(responses[:, columns], self.targets[rows][:, columns], still_there)
+        counted = (slots >= 0) & (self.stamps[rows] == memory.stamps[rows]) & (self.stamps[rows] > 0)
+        return self.targets[rows], counted
 
 
 class ImportantParameters(Knowledge):
-    """Parameters and the importance of each (Eq. 6 and 12), as two flat vectors."""
+    """Parameters and the importance of each (Eq. 6 and 12), as the flat vectors `values` and `importance`.
+
+    Args:
+        parameters: The parameters to copy; their importance starts at zero.
+    """
 
     values: Tensor
     importance: Tensor
@@ -96,7 +145,14 @@ class ImportantParameters(Knowledge):
         self.register_buffer("importance", torch.zeros_like(values))
 
     def distance(self, parameters: Iterable[Tensor]) -> Tensor:
-        """The quadratic form of Eq. 17 and 22, without the factor 1/2 (which the weights of the hosts include)."""
+        """Compute the quadratic form of Eq. 17 and 22 without the factor 1/2, which the weights of hosts include.
+
+        Args:
+            parameters: The present parameters, in the order of the copied ones.
+
+        Returns:
+            The sum of importance * (parameter - value)^2.
+        """
         form: Tensor = QuadraticForm.apply(flat(parameters), self.values, self.importance)  # type: ignore[no-untyped-call]
         return form
 

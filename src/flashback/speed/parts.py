@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from flashback.batches import split_batches
 from flashback.config import CheckpointConfig
-from flashback.hosts.base import features_of
+from flashback.hosts.prediction import features_of
 from flashback.knowledge.fisher import fisher_diagonal
 from flashback.memory import class_means, herd_classes
 from flashback.speed.setup import Setup

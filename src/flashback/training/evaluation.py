@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flashback.benchmarks import Benchmark, Task
 from flashback.errors import require
-from flashback.hosts.base import Classifier, Host
+from flashback.hosts.base import Host
+from flashback.hosts.prediction import Classifier
 from flashback.nets import evaluating
 from flashback.plugin import Flashback
 from flashback.records.terms import SETTINGS

@@ -226,7 +226,7 @@ class Trainer:
         self._clock = now
         parts: dict[str, Mapping[str, Tensor]] = {
             "host": self.host.state_dict(),
-            "method": self.method.own_state(),
+            "method": self.method.extra_state(),
             "step": self.step.state() if self.step is not None else {},
             "random": self.random_state(),
         }
@@ -247,7 +247,7 @@ class Trainer:
             for stage in stages:
                 self.allocate(stage)
         copy_tensors(self.host.state_dict(), select(state.tensors, "host"))
-        self.method.load_own_state(select(state.tensors, "method"))
+        self.method.load_extra_state(select(state.tensors, "method"))
         self._resumed = state if self.position.begun else None  # what the step has left to take over
 
     def random_state(self) -> dict[str, Tensor]:

@@ -1,0 +1,166 @@
+"""Prediction: what a host does with its network once it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from flashback.batches import Views
+from flashback.benchmarks import Benchmark, Images, Task
+from flashback.config import RunConfig
+from flashback.errors import require, unknown
+from flashback.nets import Output, evaluating
+
+Classifier = Callable[[Tensor], Tensor]  # normalised images to one score per class column
+RawImages = Images | Tensor | npt.NDArray[np.uint8]  # images as they are stored, uint8 [n, C, H, W]
+
+
+class Predictor(nn.Module):
+    """A network that classifies raw images, and the parts that a method may replace. `Host` adds the training."""
+
+    scores_unseen: ClassVar[bool] = True  # whether classes not met yet have a column (needed for forward transfer)
+    config: RunConfig
+    benchmark: Benchmark
+    device: torch.device
+    task: Task  # the last task that was entered
+    views: Views
+    net: nn.Module
+
+    # ------------------------------------------------------------ what a method may override
+
+    def answering_net(self) -> nn.Module:
+        """Return the network that a training step runs; a host may run several as one."""
+        return self.net
+
+    def predictor(self) -> nn.Module:
+        """Return the network that the host predicts with."""
+        return self.net
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the scores of the last layer for normalised images, [n, classes], in evaluation mode."""
+        logits: Tensor = self.predictor()(x).logits
+        return logits
+
+    def classifiers(self) -> dict[str, Classifier]:
+        """Return the ways in which this host can predict, by name; the first is the one of the method's paper.
+
+        It is called once per evaluation, so it is the place to compute class means and the like.
+        """
+        return {"linear": self.scores}
+
+    # ------------------------------------------------------------ what a user calls
+
+    @torch.no_grad()
+    def predict(self, images: RawImages, classifier: str | None = None, task: Task | int | None = None) -> Tensor:
+        """Predict the class of each raw image, in evaluation mode and in batches; the host's mode is restored.
+
+        Args:
+            images: uint8 images as they are stored, [n, C, H, W]: a tensor, an array, or a data set such as task.test.
+            classifier: One of `classifiers()`; None: the method's own.
+            task: Predict among the classes of this task alone; None: among all classes learned.
+
+        Returns:
+            The class column of each image, on the CPU; column k is the class `benchmark.class_names[k]`.
+
+        Raises:
+            FlashbackError: The images, the classifier or the task do not fit this host.
+        """
+        columns = self._columns(task)
+        with evaluating(self), torch.compiler.set_stance("force_eager"):
+            classifiers = self.classifiers()
+            name = next(iter(classifiers)) if classifier is None else classifier
+            if name not in classifiers:
+                raise unknown("classifier", name, classifiers)
+            pieces = torch.split(self._raw(images), self.config.training.evaluation_batch)
+            scores = (classifiers[name](self.views.plain(piece.to(self.device))) for piece in pieces)
+            return torch.cat([columns.start + part[:, columns].argmax(dim=1).cpu() for part in scores])
+
+    def features(self, images: RawImages) -> Tensor:
+        """Compute what the network that predicts makes of raw images before its last layer.
+
+        Args:
+            images: As for `predict`.
+
+        Returns:
+            Features on the CPU, [n, width].
+        """
+        with torch.compiler.set_stance("force_eager"):
+            return self.embed(self._raw(images), features_of, self.predictor()).cpu()
+
+    def as_module(self) -> nn.Module:
+        """Wrap the network that predicts, for export (`torch.export`, `torch.jit.trace`).
+
+        Returns:
+            A module in evaluation mode that takes raw images and gives a score for every class learned. It shares the
+            weights. Scores are those of the last layer: a classifier such as the nearest mean is not in it.
+        """
+        return Scoring(self.predictor(), self.views, self.task.seen.stop).eval()
+
+    # ------------------------------------------------------------ helpers
+
+    @torch.no_grad()
+    def embed(
+        self,
+        raw: Tensor,
+        part: Callable[[Output], Tensor],
+        net: nn.Module | None = None,
+        view: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Run raw images through a network in evaluation mode, in large batches.
+
+        Args:
+            raw: uint8 images, [n, C, H, W].
+            part: What to keep of the network's output, such as `features_of`.
+            net: The network; None: the one that is trained.
+            view: How images become inputs; None: normalised, without augmentation.
+
+        Returns:
+            The kept parts of all images, on the device of the host.
+        """
+        net = self.answering_net() if net is None else net
+        view = self.views.plain if view is None else view
+        pieces = torch.split(raw, self.config.training.evaluation_batch)
+        with evaluating(net):
+            return torch.cat([part(net(view(piece.to(self.device)))) for piece in pieces])
+
+    def _columns(self, task: Task | int | None) -> slice:
+        if task is None:
+            return self.task.seen
+        index = task.index if isinstance(task, Task) else task
+        require(
+            isinstance(index, int) and 0 <= index <= self.task.index,
+            f"task {index} is none that this host has learned; give one of benchmark.tasks, or a number from 0 to "
+            f"{self.task.index}",
+        )
+        return self.benchmark.tasks[index].new
+
+    def _raw(self, images: RawImages) -> Tensor:
+        raw = images.x if isinstance(images, Images) else images
+        shape = ", ".join(map(str, self.benchmark.image_shape))
+        wanted = f"raw images are a uint8 tensor or array of shape [n, {shape}]"
+        require(isinstance(raw, Tensor | np.ndarray), f"{wanted}, not {type(raw).__name__}")
+        kind = str(raw.dtype).removeprefix("torch.")
+        fits = kind == "uint8" and tuple(raw.shape[1:]) == self.benchmark.image_shape
+        require(fits, f"{wanted}, not {kind} {list(raw.shape)}")
+        return raw if isinstance(raw, Tensor) else torch.from_numpy(np.require(raw, requirements=["C", "W"]))
+
+
+class Scoring(nn.Module):
+    """A network with normalisation before it, from raw images to the scores of classes."""
+
+    def __init__(self, net: nn.Module, views: Views, classes: int) -> None:
+        super().__init__()
+        self.net, self.views, self.classes = net, views, classes
+
+    def forward(self, raw: Tensor) -> Tensor:
+        scores: Tensor = self.net(self.views.plain(raw)).logits[:, : self.classes]
+        return scores
+
+
+def features_of(output: Output) -> Tensor:
+    return output.features
