@@ -44,19 +44,31 @@ def defaults(settings: type, prefix: str) -> dict[str, str]:
 # ---------------------------------------------------------------- hosts and settings
 
 
+def listed_settings(name: str) -> dict[str, str]:
+    """The settings in the table of a host, after those of the hosts it refers to."""
+    text = section(text_of("hosts.md"), name)
+    sentence = re.search(r"Settings as in .*", text)
+    referred = re.findall(r"\[`([^`]+)`\]", sentence[0]) if sentence else []
+    table = {key: default for key, default, _ in rows(text)}
+    return {key: value for other in referred for key, value in listed_settings(other).items()} | table
+
+
 @pytest.mark.parametrize("name", list(HOSTS))
 def test_every_host_has_a_section_with_its_settings(name: str) -> None:
     if HOSTS[name].__module__.split(".")[0] != "flashback":
         pytest.skip("a host from outside the package")
-    own = section(text_of("hosts.md"), name)
+    page = text_of("hosts.md")
+    text = section(page, name)
     expected = defaults(HOSTS[name].Settings, "host.")
     del expected["host.name"]  # the title of the section
-    table = {key: default for key, default, _ in rows(own)}
-    assert table == expected
-    assert all(meaning for _, _, meaning in rows(own))
+    shared = {row[0]: row[1] for row in rows(section(page, "Shared settings"))}
+    assert {row[0] for row in rows(text)} <= set(expected)
+    settings = shared | listed_settings(name)
+    assert {key: settings.get(key) for key in expected} == expected
+    assert all(meaning for _, _, meaning in rows(text))
     if HOSTS[name].has_knowledge:
         for word in ("Keeps", "tages", "osses", "istance", "upport", "hase 2 restores"):
-            assert word in own, f"{name}: nothing is said of {word}"
+            assert word in text, f"{name}: nothing is said of {word}"
 
 
 def test_no_section_is_of_a_host_that_is_gone() -> None:
