@@ -13,7 +13,7 @@ from flashback.batches import Batch
 from flashback.hosts import Host, Stage, Step
 from flashback.hosts.afec import TwinStep
 from flashback.knowledge import ImportantParameters
-from flashback.knowledge.fisher import fisher_diagonal
+from flashback.knowledge.importance import fisher_diagonal
 from flashback.nets import Output
 from flashback.training.step import TrainingStep
 from helpers import quick_flashback, quick_host

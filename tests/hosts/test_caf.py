@@ -54,7 +54,7 @@ def softmax(numbers: list[float]) -> list[float]:
 def test_active_forgetting_against_a_slow_sum(learners: int) -> None:
     """lambda / 2 * (sum_l sum_j a_jl ||W_jl||^2 + ||head||^2), a_jl = learners * softmax over l of the numbers of j."""
     host = begun(1, host__learners=learners)
-    numbers, total = host.forgets.tolist(), 0.0
+    numbers, total = host.forget_logits.tolist(), 0.0
     for index, learner in enumerate(host.net.backbone.learners):
         tensors = list(learner.parameters())
         assert len(tensors) == len(numbers) == 12  # four convolutions, four norms with weight and bias
@@ -69,7 +69,7 @@ def test_co_learning_against_a_loop_over_pairs(task: int, loss: str) -> None:
     """lambda * sum_(k != l) g_kl KL(p_l || p_k), g_kl = learners * softmax over l of 100 v_kl, and 1 in the first."""
     host = begun(task, host__loss=loss)
     with torch.no_grad():
-        host.follows.mul_(0.02 if task else 0.0)  # so that the softmax of a hundred times as much is not all or nothing
+        host.follow_logits.mul_(0.02 if task else 0.0)  # keeps the sharp softmax from being one-hot
     step = step_of(host)
     new = host.task.new
     columns = range(host.benchmark.classes) if loss == "ce_all" else range(new.start, new.stop)
@@ -77,7 +77,7 @@ def test_co_learning_against_a_loop_over_pairs(task: int, loss: str) -> None:
     p = [host.net.head(features)[:, list(columns)].double().softmax(1).tolist() for features in own]
     total = 0.0
     for k in range(5):
-        g = [5 * share for share in softmax([100 * number for number in host.follows[k].tolist()])]
+        g = [5 * share for share in softmax([100 * number for number in host.follow_logits[k].tolist()])]
         assert task or g == pytest.approx([1.0] * 5)
         for other in set(range(5)) - {k}:
             for image in range(6):
@@ -119,7 +119,7 @@ def test_the_first_task_is_learned_without_forgetting() -> None:
 def test_which_parameters_each_term_reaches() -> None:
     host = begun(1)
     with torch.no_grad():
-        host.follows.mul_(0.01)  # a choice that is not made up yet: one that is has no slope
+        host.follow_logits.mul_(0.01)  # a choice that is not made up yet: one that is has no slope
     terms = host.losses(step_of(host))
 
     def reached(term: str) -> set[str]:
@@ -129,8 +129,8 @@ def test_which_parameters_each_term_reaches() -> None:
 
     network = {f"net.{name}" for name, _ in host.net.named_parameters()}
     assert reached("task") == reached("stability") == network
-    assert reached("forgetting") == network | {"forgets"}
-    assert reached("co-learning") == network | {"follows"}
+    assert reached("forgetting") == network | {"forget_logits"}
+    assert reached("co-learning") == network | {"follow_logits"}
 
 
 # ---------------------------------------------------------------- the numbers under the softmaxes
@@ -138,8 +138,8 @@ def test_which_parameters_each_term_reaches() -> None:
 
 def test_they_are_drawn_for_each_task_from_the_generator_of_the_host() -> None:
     host: Any = quick_host("caf")
-    assert host.forgets.shape == (12, 5)
-    assert host.follows.shape == (5, 5)
+    assert host.forget_logits.shape == (12, 5)
+    assert host.follow_logits.shape == (5, 5)
     drawn = []
     for task in host.benchmark.tasks:
         host.enter(task)
@@ -147,7 +147,7 @@ def test_they_are_drawn_for_each_task_from_the_generator_of_the_host() -> None:
         host.generator.manual_seed(task.index)
         torch.manual_seed(len(drawn))
         host.begin()
-        drawn.append(weights(host)["forgets"])
+        drawn.append(weights(host)["forget_logits"])
     assert not drawn[0].any()
     assert not torch.equal(drawn[1], drawn[2])
     expected = torch.randn(12, 5, generator=torch.Generator().manual_seed(2))
@@ -160,21 +160,21 @@ def test_they_learn_from_the_second_task_on(forgetting: float, moves: bool, monk
     host: Any = quick_host("caf", tiny_benchmark((2, 2)), host__forgetting=forgetting)
     trainer = Trainer(host, host.benchmark)
     trainer.run_task(host.benchmark.tasks[0])
-    assert not host.forgets.any()
-    assert not host.follows.any()
+    assert not host.forget_logits.any()
+    assert not host.follow_logits.any()
     host.enter(host.benchmark.tasks[1])
     own = host.stages()[0].parameters()
-    assert {id(host.forgets), id(host.follows)} <= set(map(id, own))
+    assert {id(host.forget_logits), id(host.follow_logits)} <= set(map(id, own))
     drawn, begin = [], host.begin
 
     def watched() -> None:
         begin()
-        drawn.append(host.forgets.detach().clone())
+        drawn.append(host.forget_logits.detach().clone())
 
     monkeypatch.setattr(host, "begin", watched)
     trainer.run_task(host.benchmark.tasks[1])
     assert drawn[0].any()
-    assert torch.equal(host.forgets, drawn[0]) != moves
+    assert torch.equal(host.forget_logits, drawn[0]) != moves
 
 
 def test_they_are_not_held_and_no_knowledge() -> None:
@@ -232,12 +232,12 @@ def test_flashback_anchors_the_network_and_restores_the_drawn_numbers() -> None:
     phase_1, phase_2 = method.stages()
     trainer.position = type(trainer.position)(1, 0)
     trainer.run_stage(host.task, phase_1)
-    drawn, primary = method.snapshot["forgets"].clone(), flat(host.net.parameters()).detach().clone()
+    drawn, primary = method.snapshot["forget_logits"].clone(), flat(host.net.parameters()).detach().clone()
     assert drawn.any()
-    assert not torch.equal(host.forgets, drawn)  # they have learned
+    assert not torch.equal(host.forget_logits, drawn)  # they have learned
     trainer.allocate(phase_2)
     phase_2.begin()
-    assert torch.equal(host.forgets, drawn)
+    assert torch.equal(host.forget_logits, drawn)
     plastic: Any = method.plastic
     assert isinstance(plastic, ImportantParameters)
     assert torch.equal(plastic.values, primary)
@@ -264,7 +264,7 @@ def test_other_networks_can_be_learners(net: str) -> None:
     terms = host.losses(step_of(host))
     assert torch.isfinite(sum(terms.values()))
     if net == "cnn6":
-        assert host.forgets.shape == (14, 2)  # as in the method's own experiments
+        assert host.forget_logits.shape == (14, 2)  # as in the method's own experiments
         assert host.net.backbone.learners[0].blocks[0][0].out_channels == 9
         assert host.net.head.in_features == 256
 

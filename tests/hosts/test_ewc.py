@@ -11,8 +11,9 @@ from torch import Tensor
 
 from flashback import FlashbackError, Trainer
 from flashback.hosts import Host
+from flashback.hosts.ewc import task_fisher
 from flashback.knowledge import ImportantParameters, flat
-from flashback.knowledge.fisher import fisher_diagonal
+from flashback.knowledge.importance import fisher_diagonal
 from helpers import quick_flashback, quick_host, tiny_benchmark
 
 NAMES = ["oewc", "ewc"]
@@ -64,7 +65,7 @@ def test_importance_is_of_plain_views_with_untouched_statistics(estimator: str) 
     host = at_task(quick_host("oewc", host__fisher=estimator, training__views=["crop", "flip"]), 1)
     host.train()
     before = {name: buffer.clone() for name, buffer in host.net.named_buffers()}
-    first, second = host.fisher(), host.fisher()
+    first, second = task_fisher(host), task_fisher(host)
     assert torch.equal(first, second)
     torch.testing.assert_close(first, fisher_of(host))
     assert all(torch.equal(buffer, before[name]) for name, buffer in host.net.named_buffers())
@@ -179,7 +180,7 @@ def test_the_fisher_information_of_a_head_for_each_task(estimator: str) -> None:
     shuffle(host, 9)
     images, new = host.task.train, host.task.new
     whole = fisher_diagonal(host.net, images.x, images.y, host.views.plain, estimator, new)
-    torch.testing.assert_close(host.fisher(), whole)
+    torch.testing.assert_close(task_fisher(host), whole)
 
 
 @pytest.mark.parametrize("name", NAMES)

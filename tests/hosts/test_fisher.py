@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flashback.knowledge import flat, gradients
-from flashback.knowledge.fisher import fisher_diagonal
+from flashback.knowledge import flat, importance
+from flashback.knowledge.importance import fisher_diagonal
 from flashback.nets import NETS, CosineHead, Net, Output, build_backbone
 
 ESTIMATORS = ["empirical", "mammoth", "exact"]
@@ -102,15 +102,15 @@ def test_chunks_change_nothing(estimator: str, chunk: int, monkeypatch: pytest.M
     x, y = made_data()
     net = moved_statistics(DoubleNet(), x)
     whole = fisher_diagonal(net, x, y, unchanged, estimator)
-    monkeypatch.setattr(gradients, "LARGEST_CHUNK", chunk)
+    monkeypatch.setattr(importance, "LARGEST_CHUNK", chunk)
     torch.testing.assert_close(fisher_diagonal(net, x, y, unchanged, estimator), whole, rtol=1e-12, atol=0)
 
 
 def test_chunks_bound_the_memory_of_gradients() -> None:
     small, large = [torch.zeros(10)], [torch.zeros(1).expand(4_000_000), torch.zeros(1).expand(7_000_000)]
-    assert gradients.chunk_size(small) == gradients.LARGEST_CHUNK
-    assert gradients.chunk_size(large) == 2**29 // (4 * 11_000_000)
-    assert gradients.chunk_size([torch.zeros(1).expand(10**9)]) == 1
+    assert importance.chunk_size(small) == importance.LARGEST_CHUNK
+    assert importance.chunk_size(large) == 2**29 // (4 * 11_000_000)
+    assert importance.chunk_size([torch.zeros(1).expand(10**9)]) == 1
 
 
 @pytest.mark.parametrize("training", [True, False])

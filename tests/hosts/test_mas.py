@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from flashback import FlashbackError, Trainer
 from flashback.hosts import Host
-from flashback.knowledge import ImportantParameters, flat, gradients
-from flashback.knowledge.sensitivity import output_sensitivity
+from flashback.knowledge import ImportantParameters, flat, importance
+from flashback.knowledge.importance import output_sensitivity
 from helpers import quick_host, tiny_benchmark
 
 # ---------------------------------------------------------------- the sensitivity
@@ -60,7 +60,7 @@ def test_chunks_change_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> N
     x, _ = made_data()
     net = double_net(x)
     whole = output_sensitivity(net, x, unchanged, slice(None))
-    monkeypatch.setattr(gradients, "LARGEST_CHUNK", chunk)
+    monkeypatch.setattr(importance, "LARGEST_CHUNK", chunk)
     torch.testing.assert_close(output_sensitivity(net, x, unchanged, slice(None)), whole, rtol=1e-12, atol=0)
 
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from flashback import FlashbackError, Trainer
 from flashback.conformance import Trial, resumes
-from flashback.hosts.pnc import TaughtStep
+from flashback.hosts.pnc import CompressionStep
 from flashback.knowledge import ImportantParameters
-from flashback.knowledge.fisher import fisher_diagonal
+from flashback.knowledge.importance import fisher_diagonal
 from flashback.nets import NETS, ActiveColumn, Backbone, Net, Output, Shape
 from flashback.nets.small import SmallCNN
 from helpers import forgetting, quick_host, tiny_benchmark
@@ -218,9 +218,9 @@ def test_every_term_against_a_slow_reference(loss: str) -> None:
         p = logits.sigmoid()
         return float(-(wanted * p.log() + (1 - wanted) * (1 - p).log()).sum() / wanted.numel())
 
-    terms = compress.losses(TaughtStep(batch, output, target))
+    terms = compress.losses(CompressionStep(batch, output, target))
     assert list(terms) == ["compression", "stability"]
-    (task,) = progress.losses(TaughtStep(batch, output, target)).values()
+    (task,) = progress.losses(CompressionStep(batch, output, target)).values()
     if loss == "ce_all":
         compression, wanted = slow_distillation(said, target, 7, 1.0), slow_cross_entropy(said, batch.y.tolist(), 7)
     elif loss == "ce_current":
@@ -235,16 +235,16 @@ def test_every_term_against_a_slow_reference(loss: str) -> None:
     assert slow_penalty(host, host.stable) > 0
 
 
-def test_the_imitation_is_a_divergence_up_to_a_constant() -> None:
+def test_the_distillation_is_a_divergence_up_to_a_constant() -> None:
     """Least where both say the same, with the gradient of KL(active column || knowledge base)."""
     host: Any = quick_host("pnc")
     generator = torch.Generator().manual_seed(2)
     said, target = (torch.randn(4, 7, generator=generator, dtype=torch.float64) for _ in range(2))
     said.requires_grad_()
     divergence = F.kl_div(said.log_softmax(1), target.softmax(1), reduction="batchmean")
-    (wanted,), (found,) = (torch.autograd.grad(d, said) for d in (divergence, host.imitation(said, target)))
+    (wanted,), (found,) = (torch.autograd.grad(d, said) for d in (divergence, host.distillation(said, target)))
     torch.testing.assert_close(found, wanted)
-    assert host.imitation(target, target) < host.imitation(said, target)
+    assert host.distillation(target, target) < host.distillation(said, target)
 
 
 def test_labels_are_for_the_active_column_alone() -> None:

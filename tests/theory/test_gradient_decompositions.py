@@ -207,7 +207,7 @@ def test_theorem_3_for_caf() -> None:
     plasticity = ALPHA * now.plastic.importance * (present - now.plastic.values)
     pull = torch.zeros_like(theta(now))
     pull[: len(present)] = stability + plasticity
-    assert len(pull) == len(present) + host.forgets.numel() + host.follows.numel()
+    assert len(pull) == len(present) + host.forget_logits.numel() + host.follow_logits.numel()
     assert_equal_gradients(now.gradient(), now.rest_gradient() + pull)
     assert_equal_gradients(now.gradient("stability", "plasticity"), pull)
 

@@ -1,4 +1,4 @@
-"""AFEC (Wang et al. 2021): EWC beside a network that learns every task freely and shows where the new one leads."""
+"""AFEC (Wang et al. 2021): EWC, also pulled towards a second network that learns every task without constraint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flashback.batches import Batch
 from flashback.config import not_negative
 from flashback.hosts.base import HOSTS, trainable
-from flashback.hosts.ewc import EWC, FisherSettings
+from flashback.hosts.ewc import EWC, FisherSettings, task_fisher
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ImportantParameters, bytes_of, flat
 from flashback.nets import Net, Output
@@ -36,12 +36,12 @@ class TwinStep(Step):
 
 @HOSTS.register("afec")
 class AFEC(EWC):
-    """EWC, pulled as well towards a second network that learns each task with nothing to hold it.
+    """EWC, also pulled towards a second network that learns each task without constraint.
 
     From the second task on the loss has lambda_e / 2 * sum F_e (theta - theta_e)^2 over the backbone. This "empty"
-    network theta_e descends on the task loss alone, task after task, and is never reset. Released code gives it an
-    epoch, then the network one, in turns. Here it takes its first epoch of a task alone and then learns in the same
-    steps as the network: before every epoch it is as far ahead, and there theta_e and F_e are read off it.
+    network theta_e minimises the task loss alone, task after task, and is never reset. The released code trains the
+    two in turns, an epoch each. Here the empty network has its first epoch of a task alone and then learns in the same
+    steps as the network. So it is one epoch ahead as well when theta_e and F_e are read, before every epoch.
     """
 
     Settings = AFECSettings
@@ -72,7 +72,7 @@ class AFEC(EWC):
         ]
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """Both networks, in the first task the one alone."""
+        """Return both networks; in the first task the main one alone."""
         return trainable(self.net) + (trainable(self.empty) if self.task.index > 0 else [])
 
     def begin(self) -> None:
@@ -80,15 +80,17 @@ class AFEC(EWC):
 
     @torch.no_grad()
     def read_empty(self, epoch: int) -> None:
-        """theta_e and F_e before an epoch; a run that goes on in the middle of one keeps those it began with."""
+        """Set theta_e and F_e before an epoch; a run resumed within an epoch keeps those the epoch began with."""
         if self.anchored_epoch.item() != epoch:
             self.expanded.values.copy_(flat(backbone_parameters(self.empty)))
-            self.expanded.importance.copy_(self.fisher(self.empty)[: len(self.expanded.values)])  # the head comes last
+            self.expanded.importance.copy_(
+                task_fisher(self, self.empty)[: len(self.expanded.values)]
+            )  # the head comes last
             self.anchored_epoch.fill_(epoch)
 
     def end(self) -> None:
         super().end()
-        if self.task.index == 0:  # nothing holds the network yet, so both would have learned the same
+        if self.task.index == 0:  # without anchors both networks would have learned the same
             self.empty.load_state_dict(self.net.state_dict())
 
     # ------------------------------------------------------------ a batch
@@ -98,19 +100,20 @@ class AFEC(EWC):
         return step if self.task.index == 0 else TwinStep(batch, step.output, self.empty(batch.x))
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
+        """L = EWC's loss + lambda_e / 2 * sum F_e (theta - theta_e)^2, and the task loss of the empty network."""
         terms = dict(super().losses(step))
         if isinstance(step, TwinStep):
-            # Disjoint parameters: the sum of both is a step of each.
+            # The two networks share no parameters, so minimising the sum trains each on its own terms.
             terms["expansion"] = self.task_loss(step.empty.logits, step.batch.y)
-            pull = self.expanded.distance(backbone_parameters(self.net))
-            terms["convergence"] = self.settings.empty_strength / 2 * pull
+            distance = self.expanded.distance(backbone_parameters(self.net))
+            terms["convergence"] = self.settings.empty_strength / 2 * distance
         return terms
 
     def knowledge_bytes(self) -> dict[str, int]:
-        """The empty network stays from task to task too."""
+        """Count the empty network too, which stays from task to task."""
         return {"stable": super().knowledge_bytes()["stable"] + bytes_of(self.empty)}
 
 
 def backbone_parameters(net: Net) -> list[nn.Parameter]:
-    """The convergence leaves heads alone."""
+    """Return what the convergence term pulls: not the head."""
     return trainable(net.backbone)

@@ -1,4 +1,4 @@
-"""CAF (Wang et al. 2023): narrow learners under EWC, each of which forgets actively and learns from the others."""
+"""CAF (Wang et al. 2023): several narrow learners under EWC that forget actively and learn from each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashback.hosts.ewc import EWC, FisherSettings
 from flashback.hosts.stages import Step
 from flashback.nets import ParallelBackbone, ParallelNet, ParallelOutput
 
-SHARPNESS = 100.0  # of the choice whom to learn from: nearly one learner alone
+SHARPNESS = 100.0  # of the softmax over whom to learn from: nearly one learner alone
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class CAFSettings(FisherSettings):
 class CAF(EWC):
     """EWC on narrow networks in parallel, whose features are summed before one head.
 
-    Two terms are added. Active forgetting, from the second task on, draws every tensor W of a learner to 0 with a
-    coefficient of its own, lambda_af / 2 * sum a ||W||^2, a being a softmax over the learners. Co-learning draws what
-    each learner says alone to what the others say, lambda_kld * sum g KL, g being a softmax over those it learns from.
-    The numbers under both softmaxes are trained, and drawn anew for each task.
+    Two terms are added. Active forgetting, from the second task on, is lambda_af / 2 * sum a ||W||^2 over the tensors W
+    of all learners, a being a softmax over the learners for each tensor. Co-learning is lambda_kld * sum g KL between
+    the predictions of the learners, g being a softmax over those that a learner learns from. The inputs of both
+    softmaxes are trained, and drawn anew for each task.
     """
 
     Settings = CAFSettings
@@ -48,8 +48,8 @@ class CAF(EWC):
         super().build()
         learners = self.settings.learners
         tensors = len(trainable(self.net.backbone)) // learners
-        self.forgets = nn.Parameter(torch.zeros(tensors, learners))  # how much of each tensor, by learner
-        self.follows = nn.Parameter(torch.zeros(learners, learners))  # how much each learner, a row, follows the others
+        self.forget_logits = nn.Parameter(torch.zeros(tensors, learners))  # of a, for each tensor by learner
+        self.follow_logits = nn.Parameter(torch.zeros(learners, learners))  # of g, for each learner (row) by the others
 
     def new_net(self) -> ParallelNet:
         width = self.settings.learner_width
@@ -58,43 +58,44 @@ class CAF(EWC):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """In the first task they stay at 0, where a softmax gives all the same."""
+        """Draw the inputs of the softmaxes; in the first task they stay at 0, where all have the same weight."""
         if self.task.index > 0:
-            for numbers in (self.forgets, self.follows):
-                numbers.copy_(torch.randn(numbers.shape, generator=self.generator, device=self.device))
+            for logits in (self.forget_logits, self.follow_logits):
+                logits.copy_(torch.randn(logits.shape, generator=self.generator, device=self.device))
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        return trainable(self.net) + ([self.forgets, self.follows] if self.task.index > 0 else [])
+        return trainable(self.net) + ([self.forget_logits, self.follow_logits] if self.task.index > 0 else [])
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
+        """L = EWC's loss + active forgetting + co-learning."""
         assert isinstance(step.output, ParallelOutput)
         terms = dict(super().losses(step))
         if self.task.index > 0:
             terms["forgetting"] = self.settings.forgetting / 2 * self.weighted_norm()
-        own = step.output.separate[:, :, self.softmax_columns()]
-        shares = each_share(SHARPNESS * self.follows)
-        terms["co-learning"] = self.settings.co_learning * (shares * divergences(own)).sum()
+        predictions = step.output.separate[:, :, self.softmax_columns()]
+        weights = softmax_of_mean_one(SHARPNESS * self.follow_logits)
+        terms["co-learning"] = self.settings.co_learning * (weights * divergences(predictions)).sum()
         return terms
 
     def weighted_norm(self) -> Tensor:
-        """sum a ||W||^2 over the tensors of all learners; the head counts with 1."""
+        """Compute sum a ||W||^2 over the tensors of all learners; the head counts with weight 1."""
         learners = [squared_norms(learner) for learner in self.net.backbone.learners]
-        weighted: Tensor = (each_share(self.forgets) * torch.stack(learners, dim=1)).sum()
+        weighted: Tensor = (softmax_of_mean_one(self.forget_logits) * torch.stack(learners, dim=1)).sum()
         return weighted + squared_norms(self.net.head).sum()
 
 
 def squared_norms(module: nn.Module) -> Tensor:
-    """Of each tensor that is trained."""
+    """Compute ||W||^2 of each trained tensor."""
     return torch.stack([parameter.square().sum() for parameter in trainable(module)])
 
 
-def each_share(numbers: Tensor) -> Tensor:
-    """A softmax over each row, with 1 as the mean."""
-    return numbers.shape[1] * numbers.softmax(dim=1)
+def softmax_of_mean_one(logits: Tensor) -> Tensor:
+    """Compute a softmax over each row, scaled to a mean of 1."""
+    return logits.shape[1] * logits.softmax(dim=1)
 
 
 def divergences(logits: Tensor) -> Tensor:
-    """KL(p_l || p_k), mean over images, at [k, l] for logits [B, learners, columns]: k learns, and l stands still."""
-    learning = logits.log_softmax(dim=2)
-    still = learning.detach()
-    return (still.exp()[:, None] * (still[:, None] - learning[:, :, None])).sum(dim=3).mean(dim=0)
+    """Compute KL(p_l || p_k), mean over images, at [k, l] for logits [B, learners, columns]; only k has a gradient."""
+    log_p = logits.log_softmax(dim=2)
+    target = log_p.detach()
+    return (target.exp()[:, None] * (target[:, None] - log_p[:, :, None])).sum(dim=3).mean(dim=0)

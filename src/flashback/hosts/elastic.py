@@ -1,8 +1,10 @@
-"""What parameter regularisation has in common: parameters, the importance of each, and a quadratic hold on them."""
+"""Parameter regularisation: a quadratic pull of every parameter towards its old value, by its importance.
+
+The methods (EWC, SI, MAS and those built on them) differ in what importance is and in how many anchors they keep.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from flashback.knowledge import ImportantParameters, Support, flat, soft_binary_
 
 @dataclass(frozen=True)
 class ElasticSettings(HostSettings):
-    # Cross-entropy over all columns, or those of the task, as with a head for each; or a binary loss for each of these.
+    # Cross-entropy over all columns, or over those of the task, as with a head for each; or a binary loss on these.
     loss: Literal["ce_all", "ce_current", "bce_current"] = "ce_all"
     strength: float = 10.0  # lambda; the paper's alpha_s (Eq. 14) is strength for ewc and its kin, else 2 * strength
 
@@ -26,18 +28,22 @@ class ElasticSettings(HostSettings):
 
 
 class ElasticHost(Host):
-    """Every parameter (convolutions, batch norm, the whole classifier) is held by as much as it mattered."""
+    """Pulls all parameters (convolutions, batch norm, classifier) towards an anchor, each by its importance.
+
+    The distance to an anchor {theta*, F} is sum F (theta - theta*)^2 (Eq. 17 and 22). By default there is one anchor:
+    the last parameters, with an importance that is summed over the tasks. A method defines `importance` and `losses`.
+    """
 
     Settings = ElasticSettings
     family = "regularisation"
+    stable: Any  # ImportantParameters, or another Knowledge with this distance
 
-    def losses(self, step: Step) -> Mapping[str, Tensor]:
-        terms = {"task": self.task_loss(step.output.logits, step.batch.y)}
-        if self.task.index > 0:
-            terms["stability"] = self.stability(step)
-        return terms
+    def build(self) -> None:
+        super().build()
+        self.stable = self.blank_knowledge()
 
     def task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of the new task, as `host.loss` asks for it."""
         if self.settings.loss == "ce_all":
             return cross_entropy(logits, labels)
         new = self.task.new
@@ -46,51 +52,44 @@ class ElasticHost(Host):
         return soft_binary_cross_entropy(logits[:, new], one_hot(labels, new, logits.dtype))
 
     def softmax_columns(self) -> slice:
-        """The columns that share a softmax where a method asks for probabilities: those of the task, or all."""
+        """Return the columns that share a softmax where a method asks for probabilities."""
         return self.task.new if self.settings.loss == "ce_current" else slice(None)
 
-    def held(self) -> list[nn.Parameter]:
-        """All that is trained in the network; what a host trains beside it is free."""
+    # ------------------------------------------------------------ knowledge
+
+    def anchored_parameters(self) -> list[nn.Parameter]:
+        """Return what is pulled: all that is trained in the network, but nothing that a host trains beside it."""
         return trainable(self.net)
 
     def importance(self) -> Tensor:
-        """Of every held parameter for the present task, at the present parameters; a method says how."""
+        """Compute the importance of every anchored parameter for the present task, as a flat vector."""
         raise NotImplementedError
 
-    def blank_knowledge(self) -> ImportantParameters:
-        return ImportantParameters(self.held())
+    def allocate(self) -> None:
+        """Do nothing: the anchor exists from the start."""
 
     @torch.no_grad()
-    def fill_knowledge(self, knowledge: ImportantParameters) -> None:
-        """{theta_p, F_p}: the present task alone, nothing accumulated (Eq. 12)."""
-        knowledge.importance.copy_(self.importance())
-        knowledge.values.copy_(flat(self.held()))
-
-    def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
-        form: Tensor = knowledge.distance(self.held())
-        return form
-
-
-class OneAnchor(ElasticHost):
-    """A single anchor: the last parameters, and an importance that is summed up over the tasks."""
-
-    stable: ImportantParameters
-
-    def build(self) -> None:
-        super().build()
-        self.stable = self.blank_knowledge()
-
-    def allocate(self) -> None:
-        """Nothing: the one anchor stands from the start."""
+    def end(self) -> None:
+        """F <- F + importance, theta* <- theta."""
+        self.stable.importance.add_(self.importance())
+        self.stable.values.copy_(flat(self.anchored_parameters()))
 
     def stability_support(self) -> Support:
-        # strength * sum F (theta - theta_s)^2, without the half of Eq. 17.
+        """Weigh with strength, without the half of Eq. 17."""
         return Support(weight=self.settings.strength)
 
     def plasticity_support(self) -> Support:
         return Support()
 
+    def blank_knowledge(self) -> ImportantParameters:
+        return ImportantParameters(self.anchored_parameters())
+
     @torch.no_grad()
-    def end(self) -> None:
-        self.stable.importance.add_(self.importance())
-        self.stable.values.copy_(flat(self.held()))
+    def fill_knowledge(self, knowledge: ImportantParameters) -> None:
+        """Set {theta_p, F_p} from the present task alone, nothing accumulated (Eq. 12)."""
+        knowledge.importance.copy_(self.importance())
+        knowledge.values.copy_(flat(self.anchored_parameters()))
+
+    def distance(self, step: Step, knowledge: Any, support: Support) -> Tensor:
+        distance: Tensor = knowledge.distance(self.anchored_parameters())
+        return distance

@@ -1,8 +1,8 @@
-"""EWC (Kirkpatrick et al. 2017) and online EWC (Schwarz et al. 2018): hold the parameters that matter to old tasks."""
+"""EWC (Kirkpatrick et al. 2017) and online EWC (Schwarz et al. 2018): keep the parameters that matter to old tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,56 +10,39 @@ from torch import Tensor, nn
 
 from flashback.errors import require
 from flashback.hosts.base import HOSTS
-from flashback.hosts.elastic import ElasticHost, ElasticSettings, OneAnchor
+from flashback.hosts.elastic import ElasticHost, ElasticSettings
+from flashback.hosts.stages import Step
 from flashback.knowledge import ImportantParameters, Knowledge, Support, flat
-from flashback.knowledge.fisher import Estimator, fisher_diagonal
+from flashback.knowledge.importance import Estimator, fisher_diagonal
 
 
 @dataclass(frozen=True)
 class FisherSettings(ElasticSettings):
     # Eq. 4 is "empirical". Published strengths near 10 were found with "mammoth", whose entries are several times
-    # smaller; on the others, descent at the usual rates can diverge with them.
+    # smaller; with the others, training at the usual rates can diverge at such strengths.
     fisher: Estimator = "mammoth"
 
 
-class FisherHost(ElasticHost):
-    """Importance is Fisher information."""
+def task_fisher(host: EWC | OnlineEWC, net: nn.Module | None = None) -> Tensor:
+    """Compute F of the present task at the present parameters (Eq. 4 and 11), on its training images unaugmented.
 
-    Settings = FisherSettings
+    Args:
+        host: The host that gives task, views and settings.
+        net: The network to differentiate; None: that of the host.
 
-    def importance(self) -> Tensor:
-        return self.fisher()
-
-    def fisher(self, net: nn.Module | None = None) -> Tensor:
-        """F of the present task at the present parameters (Eq. 4 and 11), on plain views of its training images."""
-        net, train = self.net if net is None else net, self.task.train
-        view, columns = self.views.plain, self.softmax_columns()
-        return fisher_diagonal(net, train.x, train.y, view, self.settings.fisher, columns)
-
-
-@dataclass(frozen=True)
-class OnlineEWCSettings(FisherSettings):
-    gamma: float = 1.0  # what of the earlier importance stays with each task (Eq. 5); 1 sums it up
-
-    def check(self) -> None:
-        super().check()
-        require(0 <= self.gamma <= 1, f"host.gamma lies in [0, 1], not {self.gamma}")
-
-
-@HOSTS.register("oewc")
-class OnlineEWC(FisherHost, OneAnchor):
-    """One anchor: the last parameters, and an importance that runs over all tasks."""
-
-    Settings = OnlineEWCSettings
-
-    def end(self) -> None:
-        """F-hat_t = gamma F-hat_(t-1) + F_t (Eq. 5), theta_s = theta_t."""
-        self.stable.importance.mul_(self.settings.gamma)
-        super().end()
+    Returns:
+        The diagonal of the Fisher information, flat.
+    """
+    train, estimator = host.task.train, host.settings.fisher
+    net = host.net if net is None else net
+    return fisher_diagonal(net, train.x, train.y, host.views.plain, estimator, host.softmax_columns())
 
 
 class TaskAnchors(Knowledge):
-    """The parameters and importance each task ended with (Eq. 3); those of the present task are blank till then."""
+    """The parameters theta_i and the importance F_i that each task ended with (Eq. 3).
+
+    The last anchor belongs to the present task and is blank until the task ends.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,27 +54,35 @@ class TaskAnchors(Knowledge):
         return anchor
 
     def nbytes(self) -> int:
-        """Of the anchors that hold something."""
+        """Return the size of the anchors that are filled."""
         return sum(self[task].nbytes() for task in range(len(self.tasks) - 1))
 
     def distance(self, parameters: Iterable[Tensor]) -> Tensor:
-        """The sum over all earlier tasks."""
+        """Compute sum_i sum F_i (theta - theta_i)^2 over all earlier tasks i."""
         present = [flat(parameters)]  # laid out once for all anchors
         return torch.stack([self[task].distance(present) for task in range(len(self.tasks) - 1)]).sum()
 
 
 @HOSTS.register("ewc")
-class EWC(FisherHost):
-    """One anchor for each task so far: lambda / 2 * sum_i sum F_i (theta - theta_i)^2."""
+class EWC(ElasticHost):
+    """One anchor for each task so far: lambda / 2 * sum_i sum F_i (theta - theta_i)^2.
 
+    F_i is the diagonal of the Fisher information of task i at theta_i, the parameters it ended with.
+    """
+
+    Settings = FisherSettings
     stable: TaskAnchors
 
     def build(self) -> None:
         super().build()
         self.stable = TaskAnchors()
 
-    def allocate(self) -> None:
-        self.stable.tasks.append(self.blank_knowledge())
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        """L = task loss + lambda / 2 * sum_i sum F_i (theta - theta_i)^2."""
+        terms = {"task": self.task_loss(step.output.logits, step.batch.y)}
+        if self.task.index > 0:
+            terms["stability"] = self.stability(step)  # the weight below times self.stable.distance(theta)
+        return terms
 
     def stability_support(self) -> Support:
         return Support(weight=self.settings.strength / 2)
@@ -99,5 +90,44 @@ class EWC(FisherHost):
     def plasticity_support(self) -> Support:
         return Support(weight=1 / 2)
 
+    def importance(self) -> Tensor:
+        return task_fisher(self)
+
+    def allocate(self) -> None:
+        """Add a blank anchor for the present task."""
+        self.stable.tasks.append(self.blank_knowledge())
+
     def end(self) -> None:
+        """Set theta_i <- theta and F_i <- F."""
         self.fill_knowledge(self.stable[-1])
+
+
+@dataclass(frozen=True)
+class OnlineEWCSettings(FisherSettings):
+    gamma: float = 1.0  # the share of the earlier importance that each task keeps (Eq. 5); 1 sums it up
+
+    def check(self) -> None:
+        super().check()
+        require(0 <= self.gamma <= 1, f"host.gamma lies in [0, 1], not {self.gamma}")
+
+
+@HOSTS.register("oewc")
+class OnlineEWC(ElasticHost):
+    """One anchor: the last parameters, and an importance that runs over all tasks."""
+
+    Settings = OnlineEWCSettings
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        """L = task loss + lambda * sum F-hat (theta - theta_s)^2."""
+        terms = {"task": self.task_loss(step.output.logits, step.batch.y)}
+        if self.task.index > 0:
+            terms["stability"] = self.stability(step)
+        return terms
+
+    def importance(self) -> Tensor:
+        return task_fisher(self)
+
+    def end(self) -> None:
+        """F-hat_t = gamma F-hat_(t-1) + F_t (Eq. 5), theta_s = theta_t."""
+        self.stable.importance.mul_(self.settings.gamma)
+        super().end()

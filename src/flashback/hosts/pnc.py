@@ -1,4 +1,4 @@
-"""P&C, progress and compress (Schwarz et al. 2018): one network learns, another takes it over, held by online EWC."""
+"""P&C, progress and compress (Schwarz et al. 2018): one network learns, another is distilled from it under EWC."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from flashback.nets import ActiveColumn, Net, evaluating
 
 @dataclass(frozen=True)
 class PnCSettings(OnlineEWCSettings):
-    column: Literal["fresh", "kept"] = "fresh"  # whether each task has a new active column, or goes on with the last
+    column: Literal["fresh", "kept"] = "fresh"  # whether each task has a new active column or continues the last
     progress_epochs: int | None = None  # None: as many as the compression, so that each has half of a task
-    progress_lr: float | None = None  # None: the rate of the compression, which a quadratic hold keeps low
+    progress_lr: float | None = None  # None: the rate of the compression, which the quadratic penalty keeps low
 
     def check(self) -> None:
         super().check()
@@ -31,18 +31,19 @@ class PnCSettings(OnlineEWCSettings):
 
 
 @dataclass
-class TaughtStep(Step):
-    """A step of the knowledge base, with what the active column says to the same images."""
+class CompressionStep(Step):
+    """A step of the knowledge base, with the logits of the active column for the same images."""
 
     target: Tensor
 
 
 @HOSTS.register("pnc")
 class ProgressAndCompress(OnlineEWC):
-    """An active column learns a task freely beside the knowledge base, the network; this one then learns from it.
+    """An active column learns a task freely; the knowledge base then learns from it under online EWC.
 
-    Labels are for the active column alone. The knowledge base descends on KL(active column || knowledge base), which
-    differs from the cross-entropy here by a constant, and on the penalty of online EWC.
+    Progress: the active column, which reads the features of the knowledge base, learns from the labels. Compress: the
+    knowledge base, `self.net`, minimises KL(active column || knowledge base), which differs from the cross-entropy
+    used here by a constant, plus the penalty of online EWC.
     """
 
     Settings = PnCSettings
@@ -54,7 +55,7 @@ class ProgressAndCompress(OnlineEWC):
         self.column = self.fresh_net()
 
     def check(self) -> None:
-        self.net.backbone.levels()  # a network without any is refused here
+        self.net.backbone.levels()  # refuses a network without levels
 
     def fresh_net(self) -> Net:
         net = self.new_net()
@@ -73,12 +74,12 @@ class ProgressAndCompress(OnlineEWC):
             forward=lambda batch: Step(batch, self.column(batch.x)),
             losses=lambda step: {"task": self.task_loss(step.output.logits, step.batch.y)},
             allocate=self.allocate_column,
-            begin=self.look_at_knowledge_base,
+            begin=self.copy_knowledge_base,
         )
         return [progress, compress]
 
     def allocate_column(self) -> None:
-        """In the first task it stands alone: an untrained knowledge base has nothing to tell."""
+        """Connect the column to the knowledge base; not in the first task, when that is untrained."""
         if self.task.index == 0:
             return
         if self.settings.column == "fresh":
@@ -87,30 +88,31 @@ class ProgressAndCompress(OnlineEWC):
             blank = torch.zeros(1, *self.benchmark.image_shape, dtype=torch.uint8, device=self.device)
             self.column = ActiveColumn(self.column, self.net.backbone, self.views.plain(blank))
 
-    def look_at_knowledge_base(self) -> None:
-        """The column reads a copy, so that what it says stands still while the knowledge base learns from it."""
+    def copy_knowledge_base(self) -> None:
+        """Let the column read a copy, so that its predictions do not change while the knowledge base learns from it."""
         if isinstance(self.column, ActiveColumn):
             copy_state(self.net.backbone, self.column.other.module)
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        return self.held()
+        return self.anchored_parameters()
 
     # ------------------------------------------------------------ a batch of the compression
 
-    def forward(self, batch: Batch) -> TaughtStep:
+    def forward(self, batch: Batch) -> CompressionStep:
         step = super().forward(batch)
         with torch.no_grad(), evaluating(self.column):
-            return TaughtStep(batch, step.output, self.column(batch.x).logits)
+            return CompressionStep(batch, step.output, self.column(batch.x).logits)
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
-        assert isinstance(step, TaughtStep)
-        terms = {"compression": self.imitation(step.output.logits, step.target)}
+        """L = KL(active column || knowledge base) + lambda * sum F-hat (theta - theta_s)^2."""
+        assert isinstance(step, CompressionStep)
+        terms = {"compression": self.distillation(step.output.logits, step.target)}
         if self.task.index > 0:
             terms["stability"] = self.stability(step)
         return terms
 
-    def imitation(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The task loss, with the answers of the active column in the place of labels."""
+    def distillation(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Compute the task loss with the predictions of the active column in place of labels."""
         if self.settings.loss == "bce_current":
             new = self.task.new
             return soft_binary_cross_entropy(logits[:, new], target[:, new].sigmoid())
@@ -120,7 +122,7 @@ class ProgressAndCompress(OnlineEWC):
     # ------------------------------------------------------------ knowledge
 
     def knowledge_bytes(self) -> dict[str, int]:
-        """Beside the anchor, the old knowledge base that the active column reads, and the column if it is kept."""
+        """Count the anchor, the old knowledge base that the column reads, and the column if it is kept."""
         stable, column = super().knowledge_bytes()["stable"], self.column
         if self.settings.column == "kept":
             return {"stable": stable + bytes_of(column)}

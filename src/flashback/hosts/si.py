@@ -1,8 +1,10 @@
-"""SI (Zenke et al. 2017): hold the parameters that lowered the loss most on the way they went."""
+"""SI (Zenke et al. 2017): keep the parameters whose changes lowered the loss most."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from flashback.batches import Batch
 from flashback.config import above_zero
 from flashback.hosts.base import HOSTS
-from flashback.hosts.elastic import ElasticSettings, OneAnchor
+from flashback.hosts.elastic import ElasticHost, ElasticSettings
 from flashback.hosts.stages import Step
 from flashback.knowledge import ImportantParameters, Support, flat
 
@@ -29,59 +31,69 @@ class SISettings(ElasticSettings):
 class PathStep(Step):
     """A step, with the parameters it starts from and the gradient of the task loss there."""
 
-    start: Tensor  # all distances look at the parameters through it, so the gradient it retains is theirs alone
-    slope: Tensor = field(init=False)
+    start: Tensor  # all distances see the parameters through it, so the gradient it retains is that of the distances
+    task_gradient: Tensor = field(init=False)
 
 
 @HOSTS.register("si")
-class SI(OneAnchor):
+class SI(ElasticHost):
     """Synaptic intelligence: omega = -sum over steps of gradient times change, Omega += omega / (Delta^2 + xi).
 
-    The gradient is that of the task loss. What backward leaves has those of stability and plasticity in it, whatever
-    their weights; as both are functions of the parameters alone, their gradient is taken out again, without another
-    pass through the network.
+    The gradient is that of the task loss alone. What the backward pass leaves also contains the gradients of stability
+    and plasticity; as both depend on the parameters alone, theirs is subtracted again, without another pass through
+    the network. The public code (Mammoth) clips every entry of the gradient at 1 before the update; this one does not.
     """
 
     Settings = SISettings
-    path: Tensor
+    stable: ImportantParameters
+    path: Tensor  # omega, of the present task
 
     def build(self) -> None:
         super().build()
-        self.register_buffer("path", torch.zeros_like(self.stable.values))  # omega, of the present task
+        self.register_buffer("path", torch.zeros_like(self.stable.values))
 
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> Step:
-        start = flat(self.held())
+        start = flat(self.anchored_parameters())
         start.retain_grad()
         return PathStep(batch, super().forward(batch).output, start)
 
-    def distance(self, step: PathStep, knowledge: ImportantParameters, support: Support) -> Tensor:
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        """L = task loss + c * sum Omega (theta - theta_s)^2."""
+        terms = {"task": self.task_loss(step.output.logits, step.batch.y)}
+        if self.task.index > 0:
+            terms["stability"] = self.stability(step)
+        return terms
+
+    def distance(self, step: Any, knowledge: ImportantParameters, support: Support) -> Tensor:
         return knowledge.distance([step.start])
 
     @torch.no_grad()
     def before_update(self, step: PathStep) -> None:
-        """Read the gradient here: some optimisers write over it."""
-        step.slope = flat(map(gradient, self.held()))
-        if step.start.grad is not None:  # there is none before the second task
-            step.slope -= step.start.grad
+        """Read the gradient before the update, since some optimisers write over it."""
+        step.task_gradient = flat(map(gradient_of, self.anchored_parameters()))
+        if step.start.grad is not None:  # None before the second task
+            step.task_gradient -= step.start.grad
 
     def after_step(self, step: PathStep) -> None:
-        self.path.addcmul_(step.slope, flat(self.held()) - step.start, value=-1.0)
+        """omega <- omega - gradient * change."""
+        self.path.addcmul_(step.task_gradient, flat(self.anchored_parameters()) - step.start, value=-1.0)
 
     # ------------------------------------------------------------ knowledge
 
     @torch.no_grad()
     def importance(self) -> Tensor:
-        """By the way gone since the task began, which is where the last one ended, or at the initial parameters."""
-        change = flat(self.held()) - self.stable.values
+        """Compute omega / (Delta^2 + xi), Delta being the change since the last task ended, or since the start."""
+        change = flat(self.anchored_parameters()) - self.stable.values
         return self.path.relu() / (change.square() + self.settings.xi)
 
     def end(self) -> None:
+        """Omega <- Omega + importance, theta_s <- theta; a new path begins."""
         super().end()
         self.path.zero_()
 
 
-def gradient(parameter: nn.Parameter) -> Tensor:
-    """What backward left; nothing, where a network does not use all it has."""
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient that the backward pass left; zeros for a parameter that the network does not use."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from flashback.batches import split_batches
 from flashback.config import CheckpointConfig
 from flashback.hosts.prediction import features_of
-from flashback.knowledge.fisher import fisher_diagonal
+from flashback.knowledge.importance import fisher_diagonal
 from flashback.memory import class_means, herd_classes
 from flashback.speed.setup import Setup
 from flashback.training.checkpoints import Checkpoints

@@ -1,0 +1,136 @@
+"""The importance of each parameter: Fisher information (EWC) and output sensitivity (MAS).
+
+Both are means over images of the gradients that single images give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from flashback.knowledge.kinds import flat
+from flashback.nets import evaluating
+
+Estimator = Literal["empirical", "mammoth", "exact"]
+View = Callable[[Tensor], Tensor]
+Weights = dict[str, Tensor]
+Score = Callable[[Weights, Tensor, Tensor], Tensor]  # of one image and one column, at given weights
+Passes = Callable[[Tensor, Tensor], Iterable[Tensor]]
+
+GRADIENT_BYTES = {"cuda": 2 << 30}  # the most that the gradients of one chunk of images may take
+GRADIENT_BYTES_ELSEWHERE = 1 << 29
+LARGEST_CHUNK = 512  # bounds the activations of networks with few parameters
+
+
+def fisher_diagonal(
+    net: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    view: View,
+    estimator: Estimator,
+    columns: slice = slice(None),
+) -> Tensor:
+    """Compute the diagonal of the Fisher information (Eq. 4 and 11).
+
+    Args:
+        net: The network; its trained parameters are differentiated.
+        images: Raw images [n, C, H, W].
+        labels: Their class columns [n].
+        view: Turns raw images into inputs of the network.
+        estimator: "empirical" is the mean over images of (grad log p(y))^2, as printed; the others are described
+            under "Other estimators" below.
+        columns: The columns under the softmax p; they hold all labels.
+
+    Returns:
+        One number per parameter, a flat vector in the order of the trained parameters.
+    """
+
+    def log_likelihood(weights: Weights, x: Tensor, column: Tensor) -> Tensor:
+        log_p = F.log_softmax(functional_call(net, weights, (x[None],)).logits[0, columns], dim=0)
+        # A masked sum, since the gradient of an indexed read is not deterministic on every device.
+        return (log_p * (torch.arange(len(log_p), device=x.device) == column)).sum()
+
+    score = log_likelihood if estimator == "empirical" else weighted_by_probability(log_likelihood)
+    passes = each_column(net, columns) if estimator == "exact" else label_alone
+    return mean_over_images(net, images, labels - (columns.start or 0), view, score, torch.square_, passes)
+
+
+def output_sensitivity(net: nn.Module, images: Tensor, view: View, columns: slice) -> Tensor:
+    """Compute the mean over images of |grad ||f(x)||^2| (MAS, Eq. 2 and 3).
+
+    Args:
+        net: The network; its trained parameters are differentiated.
+        images: Raw images [n, C, H, W]; no labels are needed.
+        view: Turns raw images into inputs of the network.
+        columns: The logits that f consists of.
+
+    Returns:
+        One number per parameter, a flat vector in the order of the trained parameters.
+    """
+
+    def squared_norm(weights: Weights, x: Tensor, _: Tensor) -> Tensor:
+        logits: Tensor = functional_call(net, weights, (x[None],)).logits[0, columns]
+        return logits.square().sum()
+
+    no_labels = torch.zeros(len(images), dtype=torch.long)
+    return mean_over_images(net, images, no_labels, view, squared_norm, torch.abs_)
+
+
+# ---------------------------------------------------------------- other estimators of the Fisher information
+# mammoth: (grad log p(y))^2 times p(y), so that images the network gets wrong do not dominate
+# exact:   (grad log p(c))^2 times p(c), summed over all columns c, at the cost of a pass for each
+
+
+def weighted_by_probability(log_likelihood: Score) -> Score:
+    """Return 2 sqrt(p), whose gradient is sqrt(p) grad log p: its square carries the weight p."""
+    return lambda weights, x, column: 2.0 * (0.5 * log_likelihood(weights, x, column)).exp()
+
+
+def each_column(net: nn.Module, columns: slice) -> Passes:
+    return lambda x, labels: [
+        torch.full_like(labels, column) for column in range(net(x[:1]).logits[:, columns].shape[1])
+    ]
+
+
+def label_alone(x: Tensor, labels: Tensor) -> list[Tensor]:
+    return [labels]
+
+
+# ---------------------------------------------------------------- gradients of single images
+
+
+@torch.no_grad()
+def mean_over_images(
+    net: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    view: View,
+    score: Score,
+    magnitude: Callable[[Tensor], Tensor],
+    passes: Passes = label_alone,
+) -> Tensor:
+    """Average the magnitude of each image's gradient of `score`; the columns that `passes` gives are summed."""
+    weights = {name: weight.detach() for name, weight in net.named_parameters() if weight.requires_grad}
+    sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    gradients = vmap(grad(score), in_dims=(None, 0, 0))
+    device, chunk = next(iter(weights.values())).device, chunk_size(list(weights.values()))
+    # In evaluation mode batch norm couples no images and keeps its statistics; vmap cannot enter compiled modules.
+    with evaluating(net), torch.compiler.set_stance("force_eager"):
+        for raw, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
+            x = view(raw.to(device))
+            for columns in passes(x, y.to(device)):
+                for name, gradient in gradients(weights, x, columns).items():
+                    sums[name] += magnitude(gradient).sum(dim=0)
+    return flat(sums.values()) / len(labels)
+
+
+def chunk_size(weights: list[Tensor]) -> int:
+    """Return how many images may hold their gradients at the same time."""
+    one_image = sum(weight.numel() * weight.element_size() for weight in weights)
+    budget = GRADIENT_BYTES.get(weights[0].device.type, GRADIENT_BYTES_ELSEWHERE)
+    return max(1, min(LARGEST_CHUNK, budget // one_image))
