@@ -83,7 +83,7 @@ def test_as_many_of_every_class_are_held_out(share: float, memory: int, task: in
     )  # fmt: skip
     host, seen = run.host, run.host.task.seen.stop
     stored, new = host.memory_stream().labels, host.task.train.y
-    learned, held_out = host.parts()
+    learned, held_out = host.split_stream()
     assert counts(held_out.labels) == [held] * seen + [0] * (7 - seen)
     assert [sum(pair) for pair in zip(counts(learned.labels), counts(held_out.labels), strict=True)] == counts(
         torch.cat([stored, new])
@@ -94,9 +94,9 @@ def test_no_image_is_in_both_parts_and_none_is_lost() -> None:
     run = in_later_task("bic", 2, 0, host__held_out=0.4)
     stored = run.host.memory.images[: run.host.memory.filled]
     everything = torch.cat([run.host.task.train.x, stored]).flatten(1)
-    parts = torch.cat([part.images for part in run.host.parts()]).flatten(1)
+    parts = torch.cat([part.images for part in run.host.split_stream()]).flatten(1)
     assert sorted(map(tuple, everything.tolist())) == sorted(map(tuple, parts.tolist()))
-    for part in run.host.parts():
+    for part in run.host.split_stream():
         old = part.slots >= 0
         assert torch.equal(old, part.labels < 5)
         assert torch.equal(part.images[old], run.host.memory.images[part.slots[old]])
@@ -105,12 +105,12 @@ def test_no_image_is_in_both_parts_and_none_is_lost() -> None:
 
 def test_the_parts_of_a_task_are_the_same_whenever_they_are_asked_for() -> None:
     run = in_later_task("bic", host__held_out=0.4)
-    first = run.host.parts()
+    first = run.host.split_stream()
     torch.rand(3, generator=run.host.generator)
-    for one, other in zip(first, run.host.parts(), strict=True):
+    for one, other in zip(first, run.host.split_stream(), strict=True):
         assert torch.equal(one.images, other.images)
         assert torch.equal(one.slots, other.slots)
-    other_seed = in_later_task("bic", host__held_out=0.4, seed=1).host.parts()
+    other_seed = in_later_task("bic", host__held_out=0.4, seed=1).host.split_stream()
     assert not torch.equal(first[1].images, other_seed[1].images)
 
 

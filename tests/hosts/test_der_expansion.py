@@ -13,8 +13,8 @@ from second_task import SMALL, batch_of, check_same_logits_after_flashback, in_s
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
 from flashback.hosts import Step
-from flashback.hosts.aligning import align_new_rows
 from flashback.hosts.der_expansion import DERExpansionSettings
+from flashback.hosts.wa import align_new_rows
 from flashback.knowledge import soft_cross_entropy
 from flashback.memory import herd
 from flashback.nets import BoostedOutput, LinearHead, Output, untracked_batchnorm

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from flashback import FlashbackError, Trainer
 from flashback.hosts import Step
-from flashback.hosts.losses import margin_ranking
+from flashback.hosts.lucir import margin_ranking
 from flashback.knowledge import Support, cosine_distance, squared_error
 from flashback.nets import Output
 from flashback.training.trainer import Position

@@ -13,8 +13,7 @@ from second_task import SMALL, batch_of, in_second_task, moved, some_steps, stat
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
 from flashback.hosts import Step
-from flashback.hosts.losses import margin_nca, released_nca
-from flashback.hosts.podnet import PODNetSettings
+from flashback.hosts.podnet import PODNetSettings, margin_nca, released_nca
 from flashback.knowledge import pod_spatial
 from flashback.memory import k_means
 from flashback.nets import NETS, Backbone, ProxyNet, ProxyOutput, build_backbone

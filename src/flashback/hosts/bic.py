@@ -12,32 +12,42 @@ from torch import Tensor
 from flashback.batches import Stream
 from flashback.config import above_zero, at_least_one
 from flashback.errors import require
-from flashback.hosts.base import HOSTS
-from flashback.hosts.soft import SharedDistillation, SoftExemplarSettings
+from flashback.hosts.base import HOSTS, cross_entropy
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Stage, Step
+from flashback.knowledge import ModelKnowledge, Support, soft_cross_entropy
 from flashback.memory import within_quotas
 from flashback.nets import BiasCorrectedNet, evaluating
 from flashback.seeds import seeded_generator
 
 
 @dataclass(frozen=True)
-class BiCSettings(SoftExemplarSettings):
+class BiCSettings(ExemplarSettings):
+    normalise: bool = True  # herd unit-length features
+    temperature: float = 2.0  # of the distillation
     held_out: float = 0.1  # share of the images of the smallest class that every class gives to the bias correction
     correction_epochs: int | None = None  # None: as many as the main stage
     correction_lr: float | None = None  # base rate of the bias correction; None: that of the main stage
 
     def check(self) -> None:
         super().check()
+        above_zero(self, "temperature")
         require(0 < self.held_out < 1, f"host.held_out is a share above 0 and below 1, not {self.held_out}")
         at_least_one(self, "correction_epochs")
         above_zero(self, "correction_lr")
 
 
 @HOSTS.register("bic")
-class BiC(SharedDistillation):
-    """Learns on most images; those held out, as many of each class, tell how far the new classes are favoured."""
+class BiC(ExemplarHost):
+    """Distillation with exemplars, then a stage that learns a scale and a shift for the logits of new classes.
+
+    Stage 1 trains the network on most images: (1 - lambda) cross-entropy + lambda distillation, lambda being the share
+    of old classes (Eq. 1 to 3 of Wu et al.). Stage 2 freezes it and learns alpha q + beta for the new logits on images
+    held out from stage 1, as many of each class (Eq. 4 and 5).
+    """
 
     Settings = BiCSettings
+    family = "distillation"
     net: BiasCorrectedNet
 
     def new_net(self) -> BiasCorrectedNet:
@@ -68,20 +78,40 @@ class BiC(SharedDistillation):
             self.refill()
 
     def correction_stage(self) -> Stage:
-        """Scale and shift of the new logits alone, in a network that stands still."""
+        """Train scale and shift of the new logits alone, in a network that stands still."""
         return self.later_stage(
             "bias correction",
             self.settings.correction_epochs,
             {"lr": self.settings.correction_lr},
-            stream=lambda: self.parts()[1],
+            stream=lambda: self.split_stream()[1],
             forward=evaluating(self.net)(self.forward),
             losses=self.correction_losses,
             allocate=lambda: self.net.train_only(self.task.index),
             end=self.refill,
         )
 
+    # ------------------------------------------------------------ losses
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        terms = {"task": (1 - self.old_share()) * cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)}
+        if self.stable is not None:
+            terms["stability"] = self.stability(step)
+        return terms
+
     def correction_losses(self, step: Step) -> Mapping[str, Tensor]:
-        return {"task": self.classification(step)}
+        return {"task": cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)}
+
+    def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
+        """Soft cross-entropy (Eq. 18 and 23), over the softmax of the supported columns."""
+        teacher = knowledge(step.batch.x).logits[:, support.columns]
+        return soft_cross_entropy(step.output.logits[:, support.columns], teacher, self.settings.temperature)
+
+    def stability_support(self) -> Support:
+        return Support(columns=self.task.old, weight=self.old_share())
+
+    def old_share(self) -> float:
+        """lambda = old / seen classes."""
+        return len(self.task.before) / self.task.classes.stop
 
     # ------------------------------------------------------------ images
 
@@ -90,10 +120,10 @@ class BiC(SharedDistillation):
         require(
             fewest >= 2, "bias correction holds out an image of every class, and one of this task has a single image"
         )
-        return self.parts()[0] if self.task.index > 0 else super().stream()
+        return self.split_stream()[0] if self.task.index > 0 else super().stream()
 
-    def parts(self) -> tuple[Stream, Stream]:
-        """New images and exemplars to learn from; and as many of each class held out, drawn once a task."""
+    def split_stream(self) -> tuple[Stream, Stream]:
+        """New images and exemplars to learn from; and as many of each class held out, drawn once per task."""
         whole, seen = super().stream(), self.task.seen.stop
         order = torch.randperm(len(whole), generator=seeded_generator(self.config.seed, self.task.index, "held out"))
         labels = whole.labels.cpu()[order]

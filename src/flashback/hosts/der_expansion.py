@@ -12,10 +12,10 @@ from typing import cast
 from torch import Tensor
 
 from flashback.config import not_negative
-from flashback.hosts.aligning import align_new_rows
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.expanding import ExpandingSettings, JoiningHost
 from flashback.hosts.stages import Stage, Step
+from flashback.hosts.wa import align_new_rows
 from flashback.knowledge import ModelKnowledge
 from flashback.nets import Backbone, Boosted, BoostedOutput, Concatenation, GrowingNet, LinearHead
 

@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from flashback.config import at_least_one, not_negative
+from flashback.config import above_zero, at_least_one, not_negative
+from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.cosine import CosineHost, CosineSettings
-from flashback.hosts.losses import margin_ranking
-from flashback.hosts.stages import Step
-from flashback.knowledge import ModelKnowledge, Support, cosine_distance
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.prediction import features_of
+from flashback.hosts.stages import Stage, Step
+from flashback.knowledge import ModelKnowledge, Support, cosine_distance, masked_mean
 from flashback.memory import class_means
-from flashback.nets import CosineNet, CosineOutput
+from flashback.nets import CosineNet, CosineOutput, Output, evaluating, untracked_batchnorm
+
+
+@dataclass(frozen=True)
+class CosineSettings(ExemplarSettings):
+    """Settings of imprinting and balanced fine-tuning, which PODNet has too."""
+
+    imprint_view: Literal["plain", "train"] = "plain"  # the view of the images that imprint new class vectors
+    finetune: Literal["seen", "current", "none"] = "seen"  # class vectors of the balanced fine-tuning, see `tuned_part`
+    finetune_epochs: int = 20
+    finetune_lr: float = 0.01
+    finetune_milestones: tuple[float, ...] = (0.5,)  # shares of these epochs at which the rate falls to a tenth
+
+    def check(self) -> None:
+        super().check()
+        require(
+            self.finetune_epochs >= 1, "host.finetune_epochs is at least 1; host.finetune=none leaves the stage out"
+        )
+        above_zero(self, "finetune_lr")
+        require(all(0 < m <= 1 for m in self.finetune_milestones), "host.finetune_milestones are shares in (0, 1]")
 
 
 @dataclass(frozen=True)
 class LUCIRSettings(CosineSettings):
-    columns: Literal["seen", "all"] = "seen"  # of the losses; "all" has the random vectors of classes to come (Mammoth)
     lambda_base: float = 5.0  # weight of the less-forget term, before it is scaled with the classes
-    scale: Literal["classes", "tasks"] = "classes"  # by sqrt(old / new classes), or by sqrt(task)
-    hardest: int = 2  # K, the new classes an old sample is kept apart from
-    margin: float = 0.5  # m, between the cosine to the own class and those to the hardest new ones
+    hardest: int = 2  # K, the new classes that an old sample is kept apart from
+    margin: float = 0.5  # m, between the cosine to the true class and those to the hardest new ones
     margin_weight: float = 1.0
+    # Both imitate other implementations (Mammoth): "all" has the random vectors of classes to come in the losses;
+    # "tasks" scales lambda_base by sqrt(task), not by sqrt(old / new classes).
+    columns: Literal["seen", "all"] = "seen"
+    scale: Literal["classes", "tasks"] = "classes"
 
     def check(self) -> None:
         super().check()
@@ -34,44 +60,143 @@ class LUCIRSettings(CosineSettings):
 
 
 @HOSTS.register("lucir")
-class LUCIR(CosineHost):
-    """One vector for each class; old samples keep away from the new classes that are nearest to them."""
+class LUCIR(ExemplarHost):
+    """A cosine classifier that keeps the direction of features and separates old from new classes by a margin.
+
+    A task has two stages. The first trains the backbone and the new class vectors, which are imprinted, with three
+    losses (Section 3 of Hou et al.): cross-entropy on scaled cosines, the less-forget constraint on features, and the
+    margin ranking loss. The second tunes the class vectors on the exemplars, of which every class has as many.
+    Classes to come have a column with a random vector until they are imprinted: zero-shot accuracy is chance.
+    """
 
     Settings = LUCIRSettings
+    family = "distillation"
+    net: CosineNet
 
     def new_net(self) -> CosineNet:
         return CosineNet(self.new_backbone(), self.benchmark.sizes)
 
-    def directions(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The mean direction of each class."""
-        return class_means(features, labels, len(self.task.classes), normalise=True)
+    # ------------------------------------------------------------ stages
+
+    def stages(self) -> list[Stage]:
+        return [self.main_stage(), *balanced_finetuning(self, self.classification)]
+
+    def allocate(self) -> None:
+        super().allocate()
+        self.net.train_only(range(self.task.index, self.task.index + 1), backbone=True)
+
+    def begin(self) -> None:
+        """Imprint the vectors of new classes: the mean direction of their features."""
+        imprint(self, partial(class_means, classes=len(self.task.classes), normalise=True))
 
     # ------------------------------------------------------------ losses
 
-    def classification(self, step: Step) -> dict[str, Tensor]:
-        """Cross-entropy over the classes seen, and the margin between old and new classes."""
-        assert isinstance(step.output, CosineOutput)
-        labels = step.batch.y
-        last = self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop
-        terms = {"task": cross_entropy(step.output.logits[:, :last], labels)}
-        if self.task.index > 0:
-            others, settings = slice(self.task.new.start, last), self.settings
-            ranking = margin_ranking(step.output.cosines, labels, others, settings.hardest, settings.margin)
-            terms["margin"] = self.settings.margin_weight * ranking
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        terms = self.classification(step)
+        if self.stable is not None:
+            terms["stability"] = self.stability(step)
         return terms
 
-    # ------------------------------------------------------------ knowledge
+    def classification(self, step: Step) -> dict[str, Tensor]:
+        """Cross-entropy over the classes seen, and from task 2 on the margin between old and new classes."""
+        assert isinstance(step.output, CosineOutput)
+        labels, columns, settings = step.batch.y, self.loss_columns(), self.settings
+        terms = {"task": cross_entropy(step.output.logits[:, columns], labels)}
+        if self.task.index > 0:
+            new = slice(self.task.new.start, columns.stop)
+            ranking = margin_ranking(step.output.cosines, labels, new, settings.hardest, settings.margin)
+            terms["margin"] = settings.margin_weight * ranking
+        return terms
+
+    def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
+        """The less-forget constraint (Section 3.3): features keep their direction."""
+        return cosine_distance(step.output.features, knowledge(step.batch.x).features)
 
     def stability_support(self) -> Support:
-        """The more old classes there are for each new one, the more there is to keep (Section 3.3)."""
-        by_task = self.settings.scale == "tasks"
-        growth = self.task.index if by_task else len(self.task.before) / len(self.task.classes)
-        return Support(weight=self.settings.lambda_base * math.sqrt(growth))
+        return Support(weight=self.settings.lambda_base * math.sqrt(self.growth()))
 
     def plasticity_support(self) -> Support:
         """The features of the whole batch. The factor is not in the paper but in its authors' experiments."""
         return Support(weight=self.settings.lambda_base / math.sqrt(self.task.index))
 
-    def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
-        """The less-forget constraint (Section 3.3): features keep their direction."""
-        return cosine_distance(step.output.features, knowledge(step.batch.x).features)
+    def response(self, output: Output) -> Tensor:
+        return directions(output)
+
+    def response_width(self) -> int:
+        return self.net.backbone.width
+
+    # ------------------------------------------------------------ the switches `columns` and `scale`
+
+    def loss_columns(self) -> slice:
+        return slice(0, self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop)
+
+    def growth(self) -> float:
+        """The more old classes there are for each new one, the more there is to keep (Section 3.3)."""
+        by_task = self.settings.scale == "tasks"
+        return self.task.index if by_task else len(self.task.before) / len(self.task.classes)
+
+
+def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: int, margin: float) -> Tensor:
+    """Inter-class separation (Section 3.4): hinge of old samples against their nearest new class vectors."""
+    true = cosines.gather(1, labels[:, None])
+    nearest = cosines[:, new].topk(min(hardest, new.stop - new.start), dim=1).values
+    hinges = F.relu(margin - true + nearest).mean(dim=1)
+    return masked_mean(hinges, labels < new.start)
+
+
+# ---------------------------------------------------------------- imprinting and balanced fine-tuning, for PODNet too
+
+
+@torch.no_grad()
+def imprint(host: Any, unit_vectors: Any) -> None:
+    """Start new class vectors in directions of their class, with the mean length of old ones.
+
+    Args:
+        host: A host with a `CosineNet`, when a later task begins; in the first task nothing is imprinted.
+        unit_vectors: Makes them of features and labels, which count from 0.
+    """
+    task = host.task
+    if task.index == 0:
+        return
+    weak = partial(host.views.weak, generator=host.generator)
+    view = weak if host.settings.imprint_view == "train" else host.views.plain
+    features = host.embed(task.train.x, features_of, view=view)
+    vectors = unit_vectors(features, task.train.y.to(host.device) - task.new.start)
+    blocks: list[Tensor] = [*host.net.blocks()]
+    length = torch.cat(blocks[: task.index]).norm(dim=1).mean()
+    blocks[task.index].copy_(length * vectors)
+
+
+def balanced_finetuning(host: Any, losses: Any) -> list[Stage]:
+    """The stage that trains the classifier alone on the exemplars; no stage in the first task or with finetune=none."""
+    settings = host.settings
+    if host.task.index == 0 or settings.finetune == "none":
+        return []
+    tuned, mode, sigma = tuned_part(host)
+    stage = host.later_stage(
+        "balanced fine-tuning",
+        settings.finetune_epochs,
+        {"lr": settings.finetune_lr, "schedule": "step", "milestones": settings.finetune_milestones, "gamma": 0.1},
+        stream=host.memory_stream,
+        forward=mode(host.net)(host.forward),
+        losses=losses,  # a distance between features has no gradient here: they stand still
+        allocate=lambda: host.net.train_only(tuned, backbone=False, sigma=sigma),
+    )
+    return [stage]
+
+
+def tuned_part(host: Any) -> tuple[range, Any, bool]:
+    """The blocks of class vectors that are tuned, the mode of batch norm, and whether sigma is trained.
+
+    finetune=seen: all vectors, with batch-norm statistics and sigma held (the original). finetune=current: those of the
+    task, with statistics of the batch and sigma trained (Mammoth).
+    """
+    task = host.task.index
+    if host.settings.finetune == "seen":
+        return range(task + 1), evaluating, False
+    return range(task, task + 1), untracked_batchnorm, True
+
+
+def directions(output: Output) -> Tensor:
+    """Features as directions, of a length for which 1 - cos is the mean squared difference."""
+    return math.sqrt(output.features.shape[1] / 2) * F.normalize(output.features)

@@ -8,28 +8,33 @@ from typing import Literal
 
 from torch import Tensor
 
-from flashback.config import not_negative
-from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.soft import SoftDistillation, SoftSettings
+from flashback.config import HostSettings, above_zero, not_negative
+from flashback.hosts.base import HOSTS, Host, cross_entropy
 from flashback.hosts.stages import Step
-from flashback.knowledge import Support
+from flashback.knowledge import ModelKnowledge, Support, soft_cross_entropy
 
 
 @dataclass(frozen=True)
-class LwFSettings(SoftSettings):
+class LwFSettings(HostSettings):
+    temperature: float = 2.0  # of the distillation
     strength: float = 1.0  # lambda_o, weight of the distillation
     columns: Literal["new", "seen"] = "new"  # columns of the cross-entropy; "seen" trains old classes as negatives
 
     def check(self) -> None:
-        super().check()
+        above_zero(self, "temperature")
         not_negative(self, "strength")
 
 
 @HOSTS.register("lwf")
-class LwF(SoftDistillation):
-    """Cross-entropy for the new classes, distillation of the old ones, both on the new images alone."""
+class LwF(Host):
+    """Cross-entropy on the new classes and soft distillation of the old ones, on the new images alone.
+
+    The distillation compares the softmax outputs over the old classes, softened by a temperature (Section 3 of Li and
+    Hoiem).
+    """
 
     Settings = LwFSettings
+    family = "distillation"
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         columns = self.task.new if self.settings.columns == "new" else self.task.seen
@@ -37,6 +42,11 @@ class LwF(SoftDistillation):
         if self.stable is not None:
             terms["stability"] = self.stability(step)
         return terms
+
+    def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
+        """Soft cross-entropy (Eq. 18 and 23), over the softmax of the supported columns."""
+        teacher = knowledge(step.batch.x).logits[:, support.columns]
+        return soft_cross_entropy(step.output.logits[:, support.columns], teacher, self.settings.temperature)
 
     def stability_support(self) -> Support:
         return Support(columns=self.task.old, weight=self.settings.strength)

@@ -1,35 +1,69 @@
-"""LwF.MC (Rebuffi et al. 2017, Section 4): distillation from the old model, without exemplars."""
+"""LwF.MC (Rebuffi et al. 2017, Section 4): the loss of iCaRL without exemplars."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from flashback.config import not_negative
-from flashback.hosts.base import HOSTS
-from flashback.hosts.binary import BinaryDistillation, BinarySettings
+from flashback.config import HostSettings, not_negative
+from flashback.hosts.base import HOSTS, Host, one_hot
 from flashback.hosts.stages import Step
-from flashback.knowledge import flat
+from flashback.knowledge import ModelKnowledge, Support, flat, soft_binary_cross_entropy
 
 
 @dataclass(frozen=True)
-class LwFMCSettings(BinarySettings):
-    penalty: float = 0.0  # weight of the squared norm of all parameters, added to the loss
+class LwFMCSettings(HostSettings):
+    # Both imitate other implementations: columns of the loss ("all" trains unseen classes as negatives), and the
+    # weight of the squared norm of all parameters, added to the loss.
+    columns: Literal["seen", "all"] = "seen"
+    penalty: float = 0.0
 
     def check(self) -> None:
         not_negative(self, "penalty")
 
 
 @HOSTS.register("lwf-mc")
-class LwFMC(BinaryDistillation):
-    """Binary distillation on the new images alone."""
+class LwFMC(Host):
+    """Binary distillation from the old model, on the new images alone.
+
+    One binary cross-entropy per class: new classes towards the labels, old classes towards the sigmoid outputs of the
+    old model (Alg. 3 of Rebuffi et al.).
+    """
 
     Settings = LwFMCSettings
+    family = "distillation"
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
-        terms = dict(super().losses(step))
-        if self.settings.penalty:
-            terms["penalty"] = self.settings.penalty * flat(self.net.parameters()).square().sum()
-        return terms
+        """The mean over all columns, as the shares of new columns (task) and old ones (stability)."""
+        new, columns = self.task.new.start, self.loss_columns().stop
+        logits = step.output.logits[:, new:columns]
+        labels = one_hot(step.batch.y, slice(new, columns), logits.dtype)
+        terms = {"task": (columns - new) / columns * soft_binary_cross_entropy(logits, labels)}
+        if self.stable is not None:
+            terms["stability"] = self.stability(step)
+        return {**terms, **self.penalty()}
+
+    def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
+        """Binary cross-entropy towards the sigmoid outputs of the old (or primary) model."""
+        outputs = knowledge(step.batch.x).logits[:, support.columns].sigmoid()
+        return soft_binary_cross_entropy(step.output.logits[:, support.columns], outputs)
+
+    def stability_support(self) -> Support:
+        old = self.task.old
+        return Support(columns=old, weight=old.stop / self.loss_columns().stop)
+
+    def plasticity_support(self) -> Support:
+        """The new columns, of which the primary model is the expert, as the old model is of the old ones."""
+        return Support(columns=self.task.new)
+
+    # ------------------------------------------------------------ the switches `columns` and `penalty`
+
+    def loss_columns(self) -> slice:
+        return slice(0, self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop)
+
+    def penalty(self) -> dict[str, Tensor]:
+        weight = self.settings.penalty
+        return {"penalty": weight * flat(self.net.parameters()).square().sum()} if weight else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +12,13 @@ from torch import Tensor
 
 from flashback.config import at_least_one, not_negative
 from flashback.errors import require
-from flashback.hosts.base import HOSTS
-from flashback.hosts.cosine import CosineHost, CosineSettings
-from flashback.hosts.losses import margin_nca, released_nca
-from flashback.hosts.stages import Step
+from flashback.hosts.base import HOSTS, one_hot
+from flashback.hosts.exemplars import ExemplarHost
+from flashback.hosts.lucir import CosineSettings, balanced_finetuning, directions, imprint
+from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, cosine_distance, pod_spatial
 from flashback.memory import k_means
-from flashback.nets import Backbone, ProxyNet, ProxyOutput
+from flashback.nets import Backbone, Output, ProxyNet, ProxyOutput
 from flashback.seeds import seeded_generator
 
 
@@ -25,12 +26,13 @@ from flashback.seeds import seeded_generator
 class PODNetSettings(CosineSettings):
     normalise: bool = True  # herd unit-length features
     proxies: int = 10  # vectors of each class
-    margin: float = 0.6  # delta, by which the own class is to win
+    margin: float = 0.6  # delta, by which the true class is to win
     spatial: float = 3.0  # lambda_c, weight of POD-spatial, before both are scaled with the classes
     flat: float = 1.0  # lambda_f, weight of POD-flat
-    compat: bool = False  # the classification loss of the authors' code, in which the margin cancels
     finetune_lr: float = 0.05
     finetune_milestones: tuple[float, ...] = ()
+    # Imitates the authors' code: its classification loss, in which the margin cancels.
+    compat: bool = False
 
     def check(self) -> None:
         super().check()
@@ -39,10 +41,16 @@ class PODNetSettings(CosineSettings):
 
 
 @HOSTS.register("podnet")
-class PODNet(CosineHost):
-    """Pooled outputs distillation: what is held is what each stage sees along height and width, and the embedding."""
+class PODNet(ExemplarHost):
+    """Pooled outputs distillation: holds what each stage of the network sees along height and width, and the embedding.
+
+    The losses are NCA with a margin on the cosines to several proxies per class (Section 3.2 of Douillard et al.), and
+    POD-spatial and POD-flat towards the old model (Section 3.1). As in LUCIR, new proxies are imprinted, here by
+    k-means, and the classifier is tuned on the exemplars when a task ends.
+    """
 
     Settings = PODNetSettings
+    family = "distillation"
     net: ProxyNet
 
     def new_net(self) -> ProxyNet:
@@ -57,31 +65,40 @@ class PODNet(CosineHost):
             "or give its class a method stage_maps(x) that returns them, or levels()",
         )
 
-    def directions(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The centres of the clusters of each class, as many as it has proxies."""
+    # ------------------------------------------------------------ stages
+
+    def stages(self) -> list[Stage]:
+        return [self.main_stage(), *balanced_finetuning(self, self.classification)]
+
+    def allocate(self) -> None:
+        super().allocate()
+        self.net.train_only(range(self.task.index, self.task.index + 1), backbone=True)
+
+    def begin(self) -> None:
+        """Imprint the proxies of new classes: the centres of the clusters of their features."""
+        imprint(self, self.cluster_centres)
+
+    def cluster_centres(self, features: Tensor, labels: Tensor) -> Tensor:
         generator = seeded_generator(self.config.seed, self.task.index, "imprinting")
         unit = F.normalize(features)
         classes = (unit[labels == c] for c in range(len(self.task.classes)))
-        centres = torch.cat([k_means(own, self.settings.proxies, generator) for own in classes])
+        centres = torch.cat([k_means(points, self.settings.proxies, generator) for points in classes])
         return F.normalize(centres).to(features.dtype)
 
+    # ------------------------------------------------------------ losses
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        terms = self.classification(step)
+        if self.stable is not None:
+            terms["stability"] = self.stability(step)
+        return terms
+
     def classification(self, step: Step) -> dict[str, Tensor]:
-        """NCA with a margin over the classes seen (Section 3.2)."""
         assert isinstance(step.output, ProxyOutput)
-        cosines, sigma = step.output.cosines[:, self.task.seen], self.net.head.sigma
+        cosines, labels, sigma = step.output.cosines[:, self.task.seen], step.batch.y, self.net.head.sigma
         if self.settings.compat:
-            return {"task": released_nca(cosines, step.batch.y, sigma)}
-        return {"task": margin_nca(cosines, step.batch.y, sigma, self.settings.margin)}
-
-    # ------------------------------------------------------------ knowledge
-
-    def stability_support(self) -> Support:
-        """The more classes there are for each new one, the more there is to keep."""
-        return Support(weight=math.sqrt(self.task.classes.stop / len(self.task.classes)))
-
-    def plasticity_support(self) -> Support:
-        """All stages and the embedding of the whole batch."""
-        return Support()
+            return {"task": released_nca(cosines, labels, sigma)}
+        return {"task": margin_nca(cosines, labels, sigma, self.settings.margin)}
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """lambda_c POD-spatial + lambda_f POD-flat (Section 3.1)."""
@@ -91,3 +108,41 @@ class PODNet(CosineHost):
         spatial = pod_spatial(step.output.maps, anchor.maps)
         flat = cosine_distance(step.output.features, anchor.features)
         return self.settings.spatial * spatial + self.settings.flat * flat
+
+    def stability_support(self) -> Support:
+        """The more classes there are for each new one, the more there is to keep."""
+        return Support(weight=math.sqrt(self.task.classes.stop / len(self.task.classes)))
+
+    def plasticity_support(self) -> Support:
+        """All stages and the embedding of the whole batch."""
+        return Support()
+
+    def response(self, output: Output) -> Tensor:
+        return directions(output)
+
+    def response_width(self) -> int:
+        return self.net.backbone.width
+
+
+def margin_nca(cosines: Tensor, labels: Tensor, scale: Tensor, margin: float) -> Tensor:
+    """Neighbourhood components with a margin and a hinge (Section 3.2): the true class against all others.
+
+    The scale has no gradient from the margin, which would draw it to 0, where all classes are alike and the margin is
+    met, before anything is learned. A class without others has no loss.
+    """
+    scaled = scale * cosines
+    itself = one_hot(labels, slice(0, cosines.shape[1]), torch.bool)
+    others = scaled.masked_fill(itself, torch.finfo(cosines.dtype).min).logsumexp(dim=1)
+    true = scaled.gather(1, labels[:, None]).squeeze(1)
+    return F.relu(others - true + margin * scale.detach()).mean()
+
+
+# ---------------------------------------------------------------- the switch `compat`
+
+
+def released_nca(cosines: Tensor, labels: Tensor, scale: Tensor) -> Tensor:
+    """As the authors' code has it: the margin cancels, and the largest of all stands among the others."""
+    scaled = scale * cosines
+    itself = one_hot(labels, slice(0, cosines.shape[1]), torch.bool)
+    others = torch.where(itself, scaled.amax(dim=1, keepdim=True), scaled).logsumexp(dim=1)
+    return (others - scaled.gather(1, labels[:, None]).squeeze(1)).mean()

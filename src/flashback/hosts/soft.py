@@ -1,16 +1,15 @@
-"""Soft distillation: a distance that many hosts have, with exemplars or without, and the loss of WA and BiC."""
+"""Soft distillation, the distance of hosts with a growing network."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from flashback.config import HostSettings, above_zero
-from flashback.hosts.base import Host, cross_entropy
-from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.base import Host
+from flashback.hosts.exemplars import ExemplarSettings
 from flashback.hosts.stages import Step
 from flashback.knowledge import Support, soft_cross_entropy
 
@@ -47,26 +46,3 @@ class SoftDistillation(Host):
         """What a knowledge base says to the images of a step."""
         logits: Tensor = knowledge(step.batch.x).logits
         return logits
-
-
-class SharedDistillation(ExemplarHost, SoftDistillation):
-    """(1 - lambda) cross-entropy over seen classes + lambda distillation of old ones, lambda the share of the old."""
-
-    Settings = SoftExemplarSettings
-    family = "distillation"
-
-    def old_share(self) -> float:
-        """lambda = old / seen: the more classes there are to keep, the more that weighs."""
-        return len(self.task.before) / self.task.classes.stop
-
-    def losses(self, step: Step) -> Mapping[str, Tensor]:
-        terms = {"task": (1 - self.old_share()) * self.classification(step)}
-        if self.stable is not None:
-            terms["stability"] = self.stability(step)
-        return terms
-
-    def classification(self, step: Step) -> Tensor:
-        return cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)
-
-    def stability_support(self) -> Support:
-        return Support(columns=self.task.old, weight=self.old_share())

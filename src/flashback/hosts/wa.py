@@ -1,34 +1,61 @@
-"""WA (Zhao et al. 2020): distillation with exemplars, and new classes brought to the weight of the old ones."""
+"""WA (Zhao et al. 2020): distillation with exemplars, and the weights of new classes scaled to those of old ones."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from flashback.hosts.aligning import align_new_rows
-from flashback.hosts.base import HOSTS
-from flashback.hosts.soft import SharedDistillation, SoftExemplarSettings
+from flashback.config import above_zero
+from flashback.hosts.base import HOSTS, cross_entropy
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Step
+from flashback.knowledge import ModelKnowledge, Support, soft_cross_entropy
 
 
 @dataclass(frozen=True)
-class WASettings(SoftExemplarSettings):
+class WASettings(ExemplarSettings):
+    normalise: bool = True  # herd unit-length features
+    temperature: float = 2.0  # of the distillation
     # Clip the weights of the head at 0 after every step, so that longer rows mean larger logits (DER-ClassIL).
     positive: bool = False
 
+    def check(self) -> None:
+        super().check()
+        above_zero(self, "temperature")
+
 
 @HOSTS.register("wa")
-class WeightAligning(SharedDistillation):
-    """Learns with a head that comes to favour new classes, then makes their rows as long as those of old ones."""
+class WeightAligning(ExemplarHost):
+    """Distillation with exemplars; after a task, the rows of new classes are scaled to the length of old ones.
+
+    The loss is (1 - lambda) cross-entropy over seen classes + lambda soft distillation of old ones, lambda being the
+    share of old classes. Trained on few old images and many new ones, the head gets longer rows for new classes;
+    weight aligning corrects that.
+    """
 
     Settings = WASettings
+    family = "distillation"
 
-    @property
-    def head(self) -> nn.Linear:
-        head = self.net.head
-        assert isinstance(head, nn.Linear)
-        return head
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        terms = {"task": (1 - self.old_share()) * cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)}
+        if self.stable is not None:
+            terms["stability"] = self.stability(step)
+        return terms
+
+    def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
+        """Soft cross-entropy (Eq. 18 and 23), over the softmax of the supported columns."""
+        teacher = knowledge(step.batch.x).logits[:, support.columns]
+        return soft_cross_entropy(step.output.logits[:, support.columns], teacher, self.settings.temperature)
+
+    def stability_support(self) -> Support:
+        return Support(columns=self.task.old, weight=self.old_share())
+
+    def old_share(self) -> float:
+        """lambda = old / seen classes."""
+        return len(self.task.before) / self.task.classes.stop
 
     def after_step(self, step: Step) -> None:
         if self.settings.positive:
@@ -37,4 +64,17 @@ class WeightAligning(SharedDistillation):
     def end(self) -> None:
         if self.task.index > 0:
             align_new_rows(self.head, self.task.old, self.task.new)
-        super().end()
+        self.refill()
+
+    @property
+    def head(self) -> nn.Linear:
+        head = self.net.head
+        assert isinstance(head, nn.Linear)
+        return head
+
+
+@torch.no_grad()
+def align_new_rows(head: nn.Linear, old: slice, new: slice) -> None:
+    """Scale the weights of new classes to the mean length of those of old ones; biases stay."""
+    lengths = head.weight.norm(dim=1)
+    head.weight[new] *= lengths[old].mean() / lengths[new].mean()
