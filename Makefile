@@ -45,7 +45,7 @@ lint: $(INSTALLED)
 	@$(BIN)/mypy
 
 evidence: $(INSTALLED)
-	@PYTHONPATH=reproduction $(BIN)/python -m evidence
+	@$(BIN)/python reproduction/evidence.py
 
 docs: $(INSTALLED)
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PIP) -e '.[docs]'

@@ -24,6 +24,7 @@ def test_results_hold_records_alone() -> None:
     assert names <= {"README.md", "config.yaml", "run.json", "results.json", "cka.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in SWEEPS.iterdir()))
 def test_every_record_of_a_sweep_counts_as_done(name: str) -> None:
     records = len(list((RESULTS / name).rglob("results.json")))
