@@ -24,7 +24,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class BenchmarkConfig:
     name: str = "split-fashion-mini"  # a registered name, or the path of an .npz or of a folder of images
-    order: str | int | tuple[int, ...] | None = None  # identity, a number, `seed` or a list; None: the benchmark's own
+    order: str | int | tuple[int | str, ...] | None = None  # identity, a number, `seed` or a list; None: the default
     sizes: tuple[int, ...] | None = None  # classes per task; None: the benchmark's own
     tasks: int | None = None  # train on the first so many tasks only
     validation: float = 0.0  # share of the training images that replaces the test images (for tuning)

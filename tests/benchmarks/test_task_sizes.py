@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from flashback import configure, load_benchmark
 from flashback.benchmarks import describe_benchmarks
-from flashback.benchmarks.orders import read_sizes, task_sizes
 from flashback.benchmarks.specs import BENCHMARKS
+from flashback.benchmarks.task_sizes import read_sizes, task_sizes
 from flashback.config import to_dict
 from flashback.errors import FlashbackError
 from flashback.recipes import config_from_dict
@@ -86,7 +86,7 @@ def test_what_is_no_size_is_refused_with_examples(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -2, 3, 11, "4"])
 def test_tasks_that_cannot_be_equal_are_told_the_sizes_that_can(wrong: Any) -> None:
-    with pytest.raises(FlashbackError, match=rf"^10 classes make no equal tasks of {wrong}; .* among 1, 2, 5, 10"):
+    with pytest.raises(FlashbackError, match=rf"^10 classes cannot be split .* {wrong}; .* among 1, 2, 5, 10"):
         task_sizes(wrong, 10)
 
 
@@ -120,7 +120,7 @@ def test_classes_of_own_files_are_counted(write: Any, tmp_path: Path) -> None:
     write(path, 6)
     assert configure("icarl", str(path), settings={"benchmark.sizes": 2}).benchmark.sizes == (2, 2, 2)
     assert list(load_benchmark(path, sizes=3).sizes) == [3, 3]
-    with pytest.raises(FlashbackError, match="6 classes make no equal tasks of 4"):
+    with pytest.raises(FlashbackError, match="6 classes cannot be split into equal tasks of 4"):
         configure("icarl", str(path), settings={"benchmark.sizes": 4})
 
 

@@ -57,7 +57,10 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --set epochs=3", ["'training.epochs' or 'flashback.epochs'"]),
         ("run icarl --set host.net=resnet50", ["unknown net 'resnet50'", "timm:resnet50"]),
         ("run icarl --set benchmark.sizes=2,2,6", ["benchmark.sizes", "not '2,2,6'; write [2,2,6]"]),
-        ("run icarl --set benchmark.sizes=3", ["10 classes make no equal tasks of 3; give a size among 1, 2, 5, 10"]),
+        (
+            "run icarl --set benchmark.sizes=3",
+            ["equal tasks of 3; give a size among 1, 2, 5, 10"],
+        ),
         ("run icarl --set benchmark.sizes=2.5", ["a list such as [4, 3, 3], a number such as 2", "not 2.5\n"]),
         ("run icarl --set benchmark.sizes=5by2", ["a text such as 5x2 or 50+5x10, not '5by2'"]),
         ("run icarl --set benchmark.sizes=4x2", ["sum to 8", "10 classes"]),

@@ -71,7 +71,7 @@ def test_the_size_is_said_before_a_download(
     with pytest.raises(FlashbackError, match="hash"):
         fetch_files(dataset, workplace)
     lines = [line for line in capsys.readouterr().err.splitlines() if served in line]
-    assert lines == [f"fetching {served}, 1.5 MB, into {workplace}"]
+    assert lines == [f"downloading {served}, 1.5 MB, into {workplace}"]
 
 
 def test_what_cannot_be_fetched_is_one_line_for_a_whole_sweep(

@@ -160,7 +160,7 @@ RECORD = {
 def test_a_record_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
     assert benchmark_from_record(RECORD, tiny_benchmark) is not None
     with pytest.raises(
-        fb.FlashbackError, match=r"what run\.json says under 'data' cannot all be so; it has been changed"
+        fb.FlashbackError, match=r"the entries of run\.json under 'data' contradict each other; it was changed"
     ):
         benchmark_from_record({**RECORD, DATA: {**RECORD[DATA], **change}}, tiny_benchmark)
 

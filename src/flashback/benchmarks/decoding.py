@@ -1,6 +1,6 @@
-"""Images that are decoded once, class by class, into .npy files beside the data.
+"""Image files, decoded once per class into .npy files that are mapped into memory.
 
-Any order, split and sizes of tasks share those files. They are mapped, so a large dataset need not fit in memory.
+All class orders, splits and task sizes share those files, and a large dataset need not fit in memory.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ import torch
 from numpy.lib import format as npy
 
 from flashback.benchmarks.mapped_images import MappedImages
-from flashback.benchmarks.raw_data import Array, Pool, Source, reading
+from flashback.benchmarks.raw_data import Array, RawDataset, RawSplit, printable, reading
 from flashback.errors import FlashbackError
 from flashback.files import LOCK, NO_SPACE
 
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")  # of what moves or has pages, the first
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")  # of animations and multi-page files, the first frame
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 CACHE = ".flashback"
-CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what file systems say that cannot
-MANY = 1000  # images that take long enough to decode for a progress bar
+CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # on file systems without posix_fallocate
+PROGRESS_FROM = 1000  # images from which a progress bar is shown
 
 
 @dataclass(frozen=True)
 class File:
     """One image file of a listing."""
 
-    name: str  # relative to the root, or within the archive
+    name: str  # relative to the root, or inside the archive
     label: int
     size: int
-    stamp: int  # changes when the content does: modification time, or CRC in an archive
+    stamp: int  # changes with the content: modification time, or CRC in an archive
 
 
 @dataclass(frozen=True)
 class Store:
-    """Where image files are read from, and the folder that keeps the decoded ones."""
+    """Where image files are read from, and the folder for decoded ones."""
 
     root: Path
     read: Callable[[str], bytes]
     cache: Path
 
     def decode(self, name: str, side: int | None) -> Array:
-        """One image as uint8 [3, H, W], at its own size or as the central square of `side`."""
+        """Decode an image to uint8 [3, H, W]: all of it, or its central square resized to `side` pixels."""
         from PIL import Image, UnidentifiedImageError
 
         with reading(self.root / name):
             content = self.read(name)
             try:
                 file = Image.open(io.BytesIO(content), formats=FORMATS)
-            except UnidentifiedImageError:  # which names the buffer
+            except UnidentifiedImageError:  # its message names the buffer
                 raise ValueError("no image of a known format") from None
             with file:
-                if file.mode[0] in "IF":  # which a conversion would clip to 255
+                if file.mode[0] in "IF":  # a conversion would clip values at 255
                     raise ValueError("more than 8 bits a channel; write it with 8")
                 picture = file.convert("RGB")
-            if side is not None:  # the same as short side to `side`, then its centre, but never larger than the file
+            if side is not None:  # as resizing the short side to `side` and cutting out the centre
                 left, top = ((length - min(picture.size)) / 2 for length in picture.size)
                 square = (left, top, left + min(picture.size), top + min(picture.size))
                 picture = picture.resize((side, side), Image.Resampling.BILINEAR, box=square)
@@ -83,49 +83,49 @@ def _checksum(files: Iterable[File], *, stamps: bool) -> str:
 
 def from_files(
     store: Store, train: Sequence[File], test: Sequence[File], class_names: Sequence[str], side: int | None
-) -> Source:
-    """The checksum covers names and sizes: hashing the pixels of a large set would cost minutes at every start."""
+) -> RawDataset:
+    """Make a dataset of image files. Its checksum covers names and sizes only, since hashing all files is slow."""
     if not train or not test:
         raise FlashbackError(
             f"{store.root} has no {'test' if train else 'training'} images; put {', '.join(SUFFIXES)} files there"
         )
     _, height, width = store.decode(train[0].name, side).shape
-    image = (3, height, width)
+    image_shape = (3, height, width)
 
-    def pool(files: Sequence[File]) -> Pool:
+    def split(files: Sequence[File]) -> RawSplit:
         labels = np.array([file.label for file in files], np.int64)
 
-        def take(rows: Array) -> torch.Tensor:
-            members = [np.flatnonzero(labels == label) for label in np.unique(labels[rows])]
-            groups = [Group(store, [files[row] for row in own.tolist()], side, image) for own in members]
-            _decode(groups)
+        def load(rows: Array) -> torch.Tensor:
+            members = [np.flatnonzero(labels == label).tolist() for label in np.unique(labels[rows])]
+            groups = [DecodedClass(store, [files[row] for row in group], side, image_shape) for group in members]
+            _decode_missing(groups)
             pictures: dict[int, Array] = {}
-            for own, group in zip(members, groups, strict=True):
-                pictures |= zip(own.tolist(), group.images(), strict=True)
-            return MappedImages([pictures[row] for row in rows.tolist()], image)
+            for group_rows, group in zip(members, groups, strict=True):
+                pictures |= zip(group_rows, group.images(), strict=True)
+            return MappedImages([pictures[row] for row in rows.tolist()], image_shape)
 
-        return Pool(labels, take)
+        return RawSplit(labels, load)
 
     checksum = _checksum([*train, *test], stamps=False)
-    return Source(pool(train), pool(test), tuple(class_names), image, checksum)
+    return RawDataset(split(train), split(test), tuple(class_names), image_shape, checksum)
 
 
 @dataclass(frozen=True)
-class Group:
-    """The files of one class, in the training or the test set, and the one file that they are decoded into."""
+class DecodedClass:
+    """The image files of one class in the training or test set, and the one file they are decoded into."""
 
     store: Store
     files: Sequence[File]
     side: int | None
-    image: tuple[int, int, int]
+    image_shape: tuple[int, int, int]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.files), *self.image)
+        return (len(self.files), *self.image_shape)
 
     @cached_property
     def path(self) -> Path:
-        """Named after the listing: a file that is added, removed or changed makes another name."""
+        """Named after the listing, so that an added, removed or changed file gives another name."""
         return self.store.cache / f"{_checksum(self.files, stamps=True)[:32]}-{self.side or 'native'}.npy"
 
     def images(self) -> Array:
@@ -135,7 +135,7 @@ class Group:
         return array
 
     def cached(self) -> Array | None:
-        """The file mapped into memory, copy-on-write so that nothing can change it; None if it is not usable."""
+        """Map the file into memory, copy-on-write; None if it is missing or not usable."""
         try:
             with self.path.open("rb") as file:
                 npy.read_magic(file)
@@ -143,40 +143,39 @@ class Group:
                 start, end = file.tell(), file.seek(0, os.SEEK_END)
             if header != (self.shape, False, np.dtype(np.uint8)) or end - start != math.prod(self.shape):
                 return None
-            # Not by numpy: it keeps a file open as long as it is mapped, and there is one for every class.
+            # numpy would keep one file per class open while it is mapped.
             whole = torch.from_file(str(self.path), shared=False, size=end, dtype=torch.uint8)
         except (OSError, ValueError, RuntimeError):
             return None
         return whole[start:].view(self.shape).numpy()
 
-    def write(self, tell: Callable[[], None]) -> None:
-        """Decodes into a temporary file that takes its name only when complete."""
+    def write(self, advance: Callable[[], None]) -> None:
+        """Decode into a temporary file, which is renamed when complete."""
         part = self.path.with_suffix(f".{uuid.uuid4().hex}.part")
         try:
             array = npy.open_memmap(part, mode="w+", dtype=np.uint8, shape=self.shape)
             _reserve(part)
-            self._fill(array, tell)
+            self._fill(array, advance)
             os.replace(part, self.path)
         finally:
             part.unlink(missing_ok=True)
 
-    def _fill(self, array: np.memmap[Any, Any], tell: Callable[[], None]) -> None:
-        def one(row: int) -> None:
+    def _fill(self, array: np.memmap[Any, Any], advance: Callable[[], None]) -> None:
+        def decode(row: int) -> None:
             name = self.files[row].name
             picture = self.store.decode(name, self.side)
-            if picture.shape != self.image:
-                found, wanted = (f"{width}x{height}" for _, height, width in (picture.shape, self.image))
-                raise FlashbackError(f"{name} is {found} but the first image is {wanted}; make them equal")
+            if picture.shape != self.image_shape:
+                size, first = (f"{width}x{height}" for _, height, width in (picture.shape, self.image_shape))
+                raise FlashbackError(f"{printable(name)} is {size} but the first image is {first}; make them equal")
             array[row] = picture
 
         with ThreadPoolExecutor() as threads:
-            for _ in threads.map(one, range(len(self.files))):
-                tell()
+            for _ in threads.map(decode, range(len(self.files))):
+                advance()
         array.flush()
 
 
-def _decode(groups: Sequence[Group]) -> None:
-    """Into the cache, whatever is not there yet."""
+def _decode_missing(groups: Sequence[DecodedClass]) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -186,10 +185,10 @@ def _decode(groups: Sequence[Group]) -> None:
     cache, images = missing[0].store.cache, sum(len(group.files) for group in missing)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with Progress(console=Console(stderr=True), disable=images < MANY) as progress:
+        with Progress(console=Console(stderr=True), disable=images < PROGRESS_FROM) as progress:
             bar = progress.add_task("decoding", total=images)
             for number, group in enumerate(missing):
-                with _alone_in(cache):
+                with _locked(cache):
                     if group.cached() is None:  # another process may have been faster
                         group.write(lambda: progress.advance(bar))
                 progress.update(bar, completed=sum(len(done.files) for done in missing[: number + 1]))
@@ -201,11 +200,11 @@ def _decode(groups: Sequence[Group]) -> None:
 
 
 @contextmanager
-def _alone_in(cache: Path) -> Iterator[None]:
-    """One process decodes at a time, with all cores; the system drops the lock of one that died."""
+def _locked(cache: Path) -> Iterator[None]:
+    """Let one process decode at a time, with all cores; the system drops the lock of a process that died."""
     descriptor = os.open(cache / LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
-        with suppress(OSError):  # on a file system without locks each decodes for itself
+        with suppress(OSError):  # on a file system without locks each process decodes for itself
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -213,7 +212,7 @@ def _alone_in(cache: Path) -> Iterator[None]:
 
 
 def _reserve(path: Path) -> None:
-    """Room for all of a file that is still empty: a disk that is full when a mapped one is filled kills the process."""
+    """Allocate a sparse file: a disk that runs full while a mapped file is filled would kill the process."""
     size = path.stat().st_size
     try:
         with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Finding a named dataset: an .npz, the official files, or a download whose checksum is verified."""
+"""Find the files of a named dataset: an .npz, the official files, or a download with a verified checksum."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from pathlib import Path
 from typing import Any
 
 from flashback.benchmarks.arrays import read_npz
-from flashback.benchmarks.raw_data import Source, data_folder
+from flashback.benchmarks.raw_data import RawDataset, data_folder
 from flashback.benchmarks.specs import Dataset
 from flashback.errors import FlashbackError
 
 
-def load_dataset(dataset: Dataset, data: str | Path | None, download: bool) -> Source:
-    """The dataset as read, checked against what is known of it."""
+def load_dataset(dataset: Dataset, data: str | Path | None, download: bool) -> RawDataset:
+    """Read a dataset and check it against its description."""
     folder, files = data_folder(data), fetch_files(dataset, data, download)
-    arrays = files == folder / f"{dataset.name}.npz"
-    source = read_npz(files, dataset.classes) if arrays else dataset.read(files)
-    if source.image != dataset.image or len(source.class_names) != dataset.classes:
+    is_npz = files == folder / f"{dataset.name}.npz"
+    raw = read_npz(files, dataset.classes) if is_npz else dataset.read(files)
+    if raw.image_shape != dataset.image or len(raw.class_names) != dataset.classes:
         raise FlashbackError(
-            f"the files of {dataset.name} in {folder} hold {len(source.class_names)} classes of images "
-            f"{list(source.image)}, expected {dataset.classes} of {list(dataset.image)}; they are of another dataset"
+            f"the files of {dataset.name} in {folder} have {len(raw.class_names)} classes of images "
+            f"{list(raw.image_shape)}, expected {dataset.classes} of {list(dataset.image)}; check the files"
         )
-    if dataset.checksum not in (None, source.checksum):
+    if dataset.checksum not in (None, raw.checksum):
         raise FlashbackError(f"the data of {dataset.name} have a wrong checksum; install the package again")
-    return source
+    return raw
 
 
 def find_files(dataset: Dataset, data: str | Path | None) -> Path | None:
-    """Where a dataset lies: the .npz of its name, else the official file or folder; None where there is neither."""
+    """The path of a dataset: the .npz of its name, else the official file or folder; None if there is neither."""
     folder = data_folder(data)
     return next((path for name in (f"{dataset.name}.npz", *dataset.files) if (path := folder / name).exists()), None)
 
 
 def fetch_files(dataset: Dataset, data: str | Path | None, download: bool = True) -> Path:
-    """The same, downloaded where they are missing; a sentence where they cannot be had."""
+    """The same, downloaded if missing; an error if that is impossible."""
     return find_files(dataset, data) or _download(dataset, data_folder(data), allowed=download)
 
 
-def say_missing(dataset: Dataset, data: str | Path | None) -> str:
+def missing_message(dataset: Dataset, data: str | Path | None) -> str:
     files = " or ".join((f"{dataset.name}.npz", *dataset.files))
     missing = f"the data of {dataset.name} are missing; put {files} into {data_folder(data)} (or name another folder)"
     pickled = sorted(data_folder(data).glob(f"{dataset.name.replace('cifar', 'cifar-')}-*py*"))  # torchvision's layout
-    return missing + (f"; {pickled[0].name} is there, but pickled, and nothing is unpickled here" if pickled else "")
+    return missing + (f"; {pickled[0].name} is there, but pickled, and data are never unpickled" if pickled else "")
 
 
 def _download(dataset: Dataset, folder: Path, allowed: bool) -> Path:
     import pooch
 
-    missing = say_missing(dataset, folder)
+    missing = missing_message(dataset, folder)
     if not (allowed and dataset.url):
         raise FlashbackError(missing)
-    pooch.get_logger().setLevel("WARNING")  # the progress says where from and how much
+    pooch.get_logger().setLevel("WARNING")  # the progress bar shows the address and the size
     try:
         downloader = pooch.HTTPDownloader(progressbar=_Progress(dataset, folder), chunk_size=2**16)
         return Path(
@@ -63,7 +63,7 @@ def _download(dataset: Dataset, folder: Path, allowed: bool) -> Path:
 
 
 class _Progress:
-    """What pooch asks of a progress bar, drawn by rich, with a line before it that says what is fetched."""
+    """The progress-bar interface of pooch, drawn by rich."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
         from rich.console import Console
@@ -80,10 +80,10 @@ class _Progress:
 
     @total.setter
     def total(self, size: int) -> None:
-        """Set once the server has answered, before the first byte is kept; 0 where it does not tell the size."""
+        """Set by pooch when the server has answered; 0 if the size is unknown."""
         self._total = size
         amount = f"{size / 1e6:,.1f} MB" if size else "of unknown size"
-        print(f"fetching {self._dataset.url}, {amount}, into {self._folder}", file=sys.stderr)
+        print(f"downloading {self._dataset.url}, {amount}, into {self._folder}", file=sys.stderr)
 
     def update(self, count: int) -> None:
         self._bar.start()

@@ -1,4 +1,4 @@
-"""Listings of image files: any folder of images, ImageNet-100 and the Tiny ImageNet archive."""
+"""Datasets of image files: any folder of images, ImageNet-100 and the Tiny ImageNet archive."""
 
 from __future__ import annotations
 
@@ -10,37 +10,33 @@ from pathlib import Path
 
 from flashback.benchmarks.decoding import CACHE, SUFFIXES, File, Store, from_files
 from flashback.benchmarks.orders import imagenet100_classes
-from flashback.benchmarks.raw_data import Source, data_folder, reading
+from flashback.benchmarks.raw_data import RawDataset, data_folder, printable, reading
 from flashback.benchmarks.tasks import SMALL_SIDE
 from flashback.errors import FlashbackError, warn_once
 
-LARGE_SIDE = 256  # large images: short side to 256, then the central 256 x 256, from which crops of 224 are cut
+LARGE_SIDE = 256  # large images are stored as their central square of 256 pixels, from which crops of 224 are cut
 TINY = "tiny-imagenet-200"
 LARGEST_MEMBER = 64 * 2**20
 
 
-def read_folder(root: Path) -> Source:
-    """train/<class>/* and test/<class>/* (or val/): small images at their own, equal size; large ones cut to 256."""
-    names = _class_folders(root / "train")
+def read_folder(root: Path) -> RawDataset:
+    """Read train/<class>/* and test/<class>/* (or val/): small images as they are, large ones cut to 256 pixels."""
+    names = class_folders(root / "train")
     test = "test" if (root / "test").is_dir() else "val"
-    if unknown := sorted(set(_class_folders(root / test)) - set(names)):
+    if unknown := sorted(set(class_folders(root / test)) - set(names)):
         raise FlashbackError(
-            f"{root / test} has a class '{unknown[0]}' that {root / 'train'} has not; remove or rename it"
+            f"{root / test} has a class '{printable(unknown[0])}' that {root / 'train'} lacks; remove or rename it"
         )
     train_files, test_files = _files(root, "train", names), _files(root, test, names)
-    _say_left_out(root, ("train", test), names)
+    _warn_of_ignored_files(root, ("train", test), names)
     store = _store(root)
     large = bool(train_files) and max(store.decode(train_files[0].name, None).shape) > SMALL_SIDE
-    return from_files(store, train_files, test_files, names, LARGE_SIDE if large else None)
+    return from_files(store, train_files, test_files, tuple(map(printable, names)), LARGE_SIDE if large else None)
 
 
-def count_class_folders(root: Path) -> int:
-    return len(_class_folders(root / "train"))
-
-
-def read_imagenet100(train: Path) -> Source:
-    """train/<wnid>/* and val/<wnid>/*: the 100 classes that are there, or the seed-1993 choice from all 1000."""
-    names = _class_folders(train)
+def read_imagenet100(train: Path) -> RawDataset:
+    """Read train/<wnid>/* and val/<wnid>/*: the 100 classes that are there, or 100 of all 1000 (seed 1993)."""
+    names = class_folders(train)
     if len(names) not in (100, 1000):
         raise FlashbackError(
             f"{train} has {len(names)} class folders; ImageNet-100 needs its 100 or all 1000 WordNet ids"
@@ -48,7 +44,7 @@ def read_imagenet100(train: Path) -> Source:
     if len(names) == 1000:
         names = [names[position] for position in imagenet100_classes()]
     root = train.parent
-    if missing := sorted(set(names) - set(_class_folders(root / "val"))):
+    if missing := sorted(set(names) - set(class_folders(root / "val"))):
         raise FlashbackError(
             f"{root / 'val'} has no folder {missing[0]}; sort the validation images into one per WordNet id"
         )
@@ -60,15 +56,16 @@ def _store(root: Path) -> Store:
 
 
 def _cache(beside: Path) -> Path:
-    """Beside the data, unless that cannot be written, or a link would lead the writing elsewhere."""
+    """Beside the data, unless that folder is read-only or a link leads elsewhere."""
     usable = os.access(beside, os.W_OK) and not (beside / CACHE).is_symlink()
     return (beside if usable else data_folder(None)) / CACHE
 
 
-def _class_folders(folder: Path) -> list[str]:
+def class_folders(folder: Path) -> list[str]:
+    """The names of the class folders in train/ or test/, sorted."""
     if not folder.is_dir():
         raise FlashbackError(
-            f"there is no folder {folder}; images lie in train/<class>/ and test/<class>/ (or val/<class>/)"
+            f"there is no folder {folder}; put images in train/<class>/ and test/<class>/ (or val/<class>/)"
         )
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
@@ -84,27 +81,26 @@ def _files(root: Path, part: str, names: Sequence[str]) -> list[File]:
     return files
 
 
-def _say_left_out(root: Path, parts: Sequence[str], names: Sequence[str]) -> None:
-    """Whoever put files there expects them to be used; hidden ones are of the system."""
+def _warn_of_ignored_files(root: Path, parts: Sequence[str], names: Sequence[str]) -> None:
     folders = [root / part / name for part in parts for name in names if (root / part / name).is_dir()]
     entries = [entry for folder in folders for entry in os.scandir(folder) if not entry.name.startswith(".")]
     others = [entry for entry in entries if not (entry.is_file() and entry.name.lower().endswith(SUFFIXES))]
     kinds = Counter("folders" if entry.is_dir() else Path(entry.name).suffix or "no ending" for entry in others)
     if kinds:
-        told = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
+        ignored = ", ".join(f"{printable(kind)}: {count}" for kind, count in sorted(kinds.items()))
         images = f"images are {', '.join(SUFFIXES)} in train/<class>/ and test/<class>/"
-        warn_once(f"{len(others)} of {len(entries)} files in {root} are left out ({told}); {images}")
+        warn_once(f"{len(others)} of {len(entries)} files in {root} are ignored ({ignored}); {images}")
 
 
-def read_tinyimagenet(path: Path) -> Source:
-    """tiny-imagenet-200.zip: classes are numbered by the lines of wnids.txt; the validation images are the test set."""
+def read_tinyimagenet(path: Path) -> RawDataset:
+    """Read tiny-imagenet-200.zip: labels are the lines of wnids.txt, the validation images are the test set."""
     with reading(path):
         archive = zipfile.ZipFile(path)
         members = {info.filename: info for info in archive.infolist()}
 
         def read(name: str) -> bytes:
             if members[name].file_size > LARGEST_MEMBER:
-                raise FlashbackError(f"{path}: {name} is too large; fetch the official archive again")
+                raise FlashbackError(f"{path}: {name} is too large; download the official archive again")
             return archive.read(name)
 
         def lines(name: str) -> list[list[str]]:

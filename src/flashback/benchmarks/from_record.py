@@ -1,4 +1,4 @@
-"""A benchmark as a record keeps it: all that is known of it but the images, which are loaded when asked for."""
+"""Rebuild a benchmark from the record of a run; its images are loaded only when used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flashback.benchmarks.tasks import Benchmark, Images, Task
 from flashback.config import build
 from flashback.errors import require
 
-DATA = "data"  # the key of run.json
+DATA = "data"  # the key in run.json
 
 
 def describe_data(benchmark: Benchmark) -> dict[str, Any]:
-    """What a record says of the data under this key, beside the name, class order, task sizes and checksum it has."""
+    """The entry `data` of run.json; name, class order, task sizes and checksum are stored beside it."""
     return {
         "dataset": benchmark.dataset,
         "image_shape": list(benchmark.image_shape),
@@ -29,8 +29,8 @@ def describe_data(benchmark: Benchmark) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a record says of its benchmark, by type."""
+class DataRecord:
+    """What run.json says about its benchmark."""
 
     name: str
     dataset: str
@@ -44,8 +44,7 @@ class Said:
     training_images: tuple[int, ...]  # of each task
     test_images: tuple[int, ...]
 
-    def agrees(self) -> bool:
-        """Whether one thing fits the other."""
+    def is_consistent(self) -> bool:
         return (
             len(self.image_shape) == 3
             and len(self.mean) == len(self.std) == self.image_shape[0]
@@ -59,7 +58,7 @@ class Said:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RecordedBenchmark(Benchmark):
-    """A benchmark whose images may be elsewhere, or gone."""
+    """A benchmark whose images may be missing."""
 
     shape: tuple[int, int, int]
 
@@ -69,7 +68,7 @@ class RecordedBenchmark(Benchmark):
 
 
 class LazyImages(Images):
-    """Images that are loaded when they are first looked at; how many there are is known before."""
+    """Images that are loaded on first use; their number is known before."""
 
     def __init__(self, count: int, load: Callable[[], Images]) -> None:
         self.__dict__.update(count=count, load=load)
@@ -78,7 +77,6 @@ class LazyImages(Images):
         return int(self.__dict__["count"])
 
     def __getattr__(self, name: str) -> Any:
-        """Of x and y, which are not there yet."""
         if name not in ("x", "y"):
             raise AttributeError(name)
         images = self.__dict__["load"]()
@@ -87,36 +85,41 @@ class LazyImages(Images):
 
 
 def benchmark_from_record(run: Mapping[str, Any], load: Callable[[], Benchmark]) -> Benchmark | None:
-    """The benchmark of a run.json, None where it says too little; `load` is called when images are looked at."""
+    """The benchmark that a run.json describes; None for old records, which say too little.
+
+    Args:
+        run: The content of run.json.
+        load: Loads the real benchmark; called when images are first used.
+    """
     if DATA not in run:
         return None
-    said, load = _read(run), cache(load)
-    channels, height, width = said.image_shape
+    record, load = _read(run), cache(load)
+    channels, height, width = record.image_shape
 
     def task(index: int, stop: int) -> Task:
-        train = LazyImages(said.training_images[index], lambda: load().tasks[index].train)
-        test = LazyImages(said.test_images[index], lambda: load().tasks[index].test)
-        return Task(index, range(stop - said.sizes[index], stop), train, test)
+        train = LazyImages(record.training_images[index], lambda: load().tasks[index].train)
+        test = LazyImages(record.test_images[index], lambda: load().tasks[index].test)
+        return Task(index, range(stop - record.sizes[index], stop), train, test)
 
     return RecordedBenchmark(
-        name=said.name,
-        dataset=said.dataset,
-        order=said.order,
-        tasks=tuple(task(index, stop) for index, stop in enumerate(accumulate(said.sizes))),
-        mean=said.mean,
-        std=said.std,
-        class_names=said.class_names,
-        checksum=said.checksum,
+        name=record.name,
+        dataset=record.dataset,
+        order=record.order,
+        tasks=tuple(task(index, stop) for index, stop in enumerate(accumulate(record.sizes))),
+        mean=record.mean,
+        std=record.std,
+        class_names=record.class_names,
+        checksum=record.checksum,
         shape=(channels, height, width),
     )
 
 
-def _read(run: Mapping[str, Any]) -> Said:
-    places = {"name": "benchmark", "order": "class_order", "sizes": "task_sizes", "checksum": "data_checksum"}
-    given = {name: run[place] for name, place in places.items() if place in run}
-    given |= run[DATA] if isinstance(run[DATA], Mapping) else {}
-    missing = [field.name for field in fields(Said) if field.name not in given]
-    require(not missing, f"run.json does not say the {', '.join(missing)} of the data; it has been changed")
-    said = build(Said, given, f"run.json: {DATA}.")
-    require(said.agrees(), f"what run.json says under '{DATA}' cannot all be so; it has been changed")
-    return said
+def _read(run: Mapping[str, Any]) -> DataRecord:
+    keys = {"name": "benchmark", "order": "class_order", "sizes": "task_sizes", "checksum": "data_checksum"}
+    values = {name: run[key] for name, key in keys.items() if key in run}
+    values |= run[DATA] if isinstance(run[DATA], Mapping) else {}
+    missing = [field.name for field in fields(DataRecord) if field.name not in values]
+    require(not missing, f"run.json lacks the {', '.join(missing)} of the data; it was changed")
+    record = build(DataRecord, values, f"run.json: {DATA}.")
+    require(record.is_consistent(), f"the entries of run.json under '{DATA}' contradict each other; it was changed")
+    return record

@@ -1,4 +1,4 @@
-"""From a name to a benchmark: find the images, order the classes, split them into tasks."""
+"""Load a benchmark: find the images, order the classes, split them into tasks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import numpy as np
 import torch
 
 from flashback.benchmarks.arrays import KEYS, read_mapping, read_npz
-from flashback.benchmarks.download import fetch_files, find_files, load_dataset, say_missing
+from flashback.benchmarks.download import fetch_files, find_files, load_dataset, missing_message
 from flashback.benchmarks.folders import read_folder
-from flashback.benchmarks.orders import Order, Sizes, class_order, read_sizes, task_ranges, task_sizes
-from flashback.benchmarks.raw_data import Array, Pool, Source, data_folder
+from flashback.benchmarks.orders import Order, class_order, has_names
+from flashback.benchmarks.raw_data import Array, RawDataset, RawSplit, data_folder, printable
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
+from flashback.benchmarks.task_sizes import Sizes, read_sizes, task_ranges, task_sizes
 from flashback.benchmarks.tasks import Benchmark, Images, Task
 from flashback.errors import FlashbackError, warn_once
 
-SKETCHED_SIDE = 16  # pixels that every backbone can halve three times and still find several
-IN_MEMORY = "arrays"  # the name of a benchmark that has neither a name nor a path
-MEASURED_IMAGES = 2_000  # give the mean and deviation of a dataset without published ones
+PLACEHOLDER_SIDE = 16  # every backbone can halve it three times
+IN_MEMORY = "arrays"  # the name of a benchmark made of arrays in memory
+MEASURED_IMAGES = 2_000  # for the mean and deviation of a dataset without published ones
 MEASURED_AT_ONCE = 16
 
 
@@ -38,99 +39,116 @@ def load_benchmark(
     tasks: int | None = None,
     labels_only: bool = False,
 ) -> Benchmark:
-    """A named benchmark, or with the `sizes` of its tasks: the path of an .npz or of a folder of images, or a mapping.
+    """Load a benchmark by name, or make one from your own images.
 
-    A mapping has the arrays or tensors of an .npz: x_train, y_train, x_test, y_test, and optionally class_names.
-    A path that is not there is looked for in the data folder too. `seed` draws the validation images, and the class
-    order where `order` is "seed".
-    `validation` cuts that fraction of each class's training images (seeded) and tests on them, never on the test set.
-    With `labels_only`, images are a few pixels of noise, which are not decoded: enough to count by.
+    Args:
+        name: A registered name; the path of an .npz file or of a folder of images; or a mapping with the arrays or
+            tensors x_train, y_train, x_test, y_test and optionally class_names. Your own images need `sizes`.
+        data: The data folder, where paths are looked up too. Default: FLASHBACK_DATA, else the user's cache folder.
+        order: The class order: "identity", a number that seeds a permutation, "seed" for the seed of the run, or a
+            list that names each class once, by label or by class name. Default: that of the benchmark.
+        sizes: The number of classes of each task: a list, a number for equal tasks, or a text such as "50+5x10".
+        validation: The fraction of the training images of each class that replaces the test images.
+        seed: Selects the validation images, and the class order if `order` is "seed".
+        download: Whether missing files may be downloaded.
+        tasks: Use the first so many tasks only.
+        labels_only: Load the labels but no images; small noise images take their place. Fast, for counting.
+
+    Returns:
+        The benchmark. Images of a folder stay in files and are read when used.
+
+    Raises:
+        FlashbackError: If the data are missing or damaged, or the order or sizes do not fit them.
     """
     _check_folder(data)
-    spec, source = _choose(name, sizes, data)
+    spec, raw = _choose(name, sizes, data)
     dataset = spec.dataset
-    labels = class_order(spec.order if order is None else order, dataset.classes, seed)
+    order = spec.order if order is None else order
+    if has_names(order) and not dataset.class_names:
+        raw = raw or load_dataset(dataset, data, download)
+    by_label = dataset.class_names or (raw.class_names if raw else None)
+    labels = class_order(order, dataset.classes, seed, by_label)
     ranges = _first(tasks, task_ranges(spec.sizes if sizes is None else sizes, dataset.classes))
-    source = source or load_dataset(dataset, data, download)
-    source = _labels_only(source) if labels_only else source
-    names = [(dataset.class_names or source.class_names)[label] for label in labels]
-    made = tuple(_tasks(*_split(source, validation, seed), labels, ranges, names))
+    raw = raw or load_dataset(dataset, data, download)
+    raw = _without_images(raw) if labels_only else raw
+    names = [(dataset.class_names or raw.class_names)[label] for label in labels]
+    made = tuple(_tasks(*_split(raw, validation, seed), labels, ranges, names))
     mean, std = (dataset.mean, dataset.std) if dataset.mean else _measure(made[0].train.x)
     return Benchmark(
-        *(spec.name, dataset.name, labels, made, mean, std, tuple(names), source.checksum),
+        *(spec.name, dataset.name, labels, made, mean, std, tuple(names), raw.checksum),
         validation=float(validation),
         validation_seed=seed if validation else None,
     )
 
 
 def missing_data(name: str, data: str | Path | None = None) -> str | None:
-    """What to do about the data of a benchmark, where they are not at hand; files of one's own must be."""
+    """Say how to get the data of a benchmark if they are missing; the user's own files must exist."""
     _check_folder(data)
     if name not in BENCHMARKS:
-        _own_path(name, data)
+        _find_path(name, data)
         return None
     dataset = BENCHMARKS[name].dataset
     if find_files(dataset, data) is not None:
         return None
-    return say_missing(dataset, data) + (f", or let a run fetch them from {dataset.url}" if dataset.url else "")
+    return missing_message(dataset, data) + (f", or let a run download them from {dataset.url}" if dataset.url else "")
 
 
 def fetch_data(name: str, data: str | Path | None = None) -> Path:
-    """Where the data of a benchmark lie, fetched where they are missing; a sentence where they cannot be had."""
+    """The path of the data of a benchmark, downloaded if missing."""
     _check_folder(data)
-    return fetch_files(BENCHMARKS[name].dataset, data) if name in BENCHMARKS else _own_path(name, data)
+    return fetch_files(BENCHMARKS[name].dataset, data) if name in BENCHMARKS else _find_path(name, data)
 
 
 def _check_folder(data: str | Path | None) -> None:
-    """A folder that is named must be there: a mistyped one would be filled with a download. The cache is made."""
+    """A named folder must exist, so that a mistyped one is not filled with a download."""
     if data is not None and not Path(data).expanduser().exists():
         raise FlashbackError(f"there is no data folder {data}; check the path, or make the folder")
 
 
-def _own_path(name: str, data: str | Path | None) -> Path:
-    """As it was given; else below the data folder, by that path or by the file's name: a record outlives a folder."""
+def _find_path(name: str, data: str | Path | None) -> Path:
+    """Find a file or folder as given, else in the data folder, by its path or by its name."""
     path, folder = Path(name).expanduser(), data_folder(data)
-    found = next((place for place in (path, folder / path, folder / path.name) if place.exists()), None)
-    if found is None:
-        if path.suffix != ".npz" and os.sep not in name:
-            BENCHMARKS[name]  # raises the error that suggests the nearest name
-        what = "file" if path.suffix == ".npz" else "folder"
-        raise FlashbackError(f"there is no {what} {path}; check the path, or name the folder it is in (data, --data)")
-    return found
+    for candidate in (path, folder / path, folder / path.name):
+        if candidate.exists():
+            return candidate
+    if path.suffix != ".npz" and os.sep not in name:
+        BENCHMARKS[name]  # raises the error that suggests the nearest name
+    kind = "file" if path.suffix == ".npz" else "folder"
+    raise FlashbackError(
+        f"there is no {kind} {printable(path)}; check the path, or name the folder it is in (data, --data)"
+    )
 
 
 def _choose(
     name: str | Path | Mapping[str, Any], sizes: Sizes | None, data: str | Path | None
-) -> tuple[Spec, Source | None]:
-    """What a benchmark is made of; images that come with a name are found later."""
+) -> tuple[Spec, RawDataset | None]:
+    """The specification of a benchmark, and its data unless it is a registered one."""
     if isinstance(name, Mapping):
-        own_sizes = _given(sizes, "a mapping of arrays")
-        return _own_spec(IN_MEMORY, read_mapping(name, "the mapping"), own_sizes)
+        return _spec_of(IN_MEMORY, read_mapping(name, "the mapping"), _required(sizes, "a mapping of arrays"))
     if not isinstance(name, str | Path):
         raise FlashbackError(
             f"fb.load_benchmark takes a name, a path or a mapping of {', '.join(KEYS)}, not {type(name).__name__}"
         )
     if str(name) in BENCHMARKS:
         return BENCHMARKS[str(name)], None
-    path = _own_path(str(name), data)
-    own_sizes = _given(sizes, str(path))
+    path = _find_path(str(name), data)
+    parsed = _required(sizes, printable(path))
     read = read_npz if path.suffix == ".npz" or path.is_file() else read_folder
-    return _own_spec(path.stem, read(path), own_sizes)
+    return _spec_of(path.stem, read(path), parsed)
 
 
-def _given(sizes: Sizes | None, what: str) -> Sizes:
+def _required(sizes: Sizes | None, source: str) -> Sizes:
     if sizes is None:
         raise FlashbackError(
-            f"{what} says nothing about tasks; give their sizes, such as --set benchmark.sizes=2 (in Python "
+            f"{source} has no information about tasks; give their sizes, such as --set benchmark.sizes=2 (in Python "
             "sizes=2) for two classes a task, or [4,2,2] for three tasks"
         )
     return read_sizes(sizes)
 
 
-def _own_spec(name: str, source: Source, sizes: Sizes) -> tuple[Spec, Source]:
-    """A benchmark of the user's own images; what is published for named ones is read off them."""
-    dataset = Dataset(name, len(source.class_names), source.image, (), (), (), lambda path: source)
-    return Spec(name, dataset, task_sizes(sizes, dataset.classes)), source
+def _spec_of(name: str, raw: RawDataset, sizes: Sizes) -> tuple[Spec, RawDataset]:
+    dataset = Dataset(name, len(raw.class_names), raw.image_shape, (), (), (), lambda path: raw)
+    return Spec(name, dataset, task_sizes(sizes, dataset.classes)), raw
 
 
 def _first(count: int | None, ranges: list[range]) -> list[range]:
@@ -141,32 +159,32 @@ def _first(count: int | None, ranges: list[range]) -> list[range]:
     return ranges[:count]
 
 
-def _labels_only(source: Source) -> Source:
-    def take(rows: Array) -> torch.Tensor:
-        shape = (len(rows), source.image[0], SKETCHED_SIDE, SKETCHED_SIDE)
+def _without_images(raw: RawDataset) -> RawDataset:
+    def load(rows: Array) -> torch.Tensor:
+        shape = (len(rows), raw.image_shape[0], PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(len(rows)))
 
-    return replace(source, train=replace(source.train, take=take), test=replace(source.test, take=take))
+    return replace(raw, train=replace(raw.train, load=load), test=replace(raw.test, load=load))
 
 
-Part = tuple[Pool, Array]  # a pool and the rows of it that may be used
+Part = tuple[RawSplit, Array]  # a split and the rows of it to use
 
 
-def _split(source: Source, validation: float, seed: int) -> tuple[Part, Part]:
-    """The images to train on and those to test on."""
+def _split(raw: RawDataset, validation: float, seed: int) -> tuple[Part, Part]:
+    """The images for training and those for testing."""
     if not 0 <= validation < 1:
         raise FlashbackError(f"validation is {validation}; give a fraction from 0 to below 1")
     if seed < 0:
         raise FlashbackError(f"the seed is {seed}; give one from 0")
-    everything = np.arange(len(source.train.labels))
+    everything = np.arange(len(raw.train.labels))
     if validation == 0:
-        return (source.train, everything), (source.test, np.arange(len(source.test.labels)))
-    held_out = _held_out(source.train.labels, validation, seed)
-    return (source.train, everything[~held_out]), (source.train, everything[held_out])
+        return (raw.train, everything), (raw.test, np.arange(len(raw.test.labels)))
+    held_out = _held_out(raw.train.labels, validation, seed)
+    return (raw.train, everything[~held_out]), (raw.train, everything[held_out])
 
 
 def _held_out(labels: Array, fraction: float, seed: int) -> Array:
-    """A mask with the same fraction of every class; a class's draw depends on its label alone, not on the order."""
+    """Select the same fraction of each class; the selection depends on the label and the seed, not on the order."""
     mask = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
@@ -188,23 +206,23 @@ def _tasks(train: Part, test: Part, order: Sequence[int], ranges: list[range], n
         if len(test_rows) == 0:
             raise FlashbackError(f"task {index + 1} has no test images; add some or give other sizes")
         if untested := sorted(set(classes) - set(position[test[0].labels[test_rows]].tolist())):
-            which = ", ".join(f"'{names[place]}'" for place in untested)
-            warn_once(f"task {index + 1} has no test images of {which}, so its accuracy says nothing of them")
+            listed = ", ".join(f"'{names[place]}'" for place in untested)
+            warn_once(f"task {index + 1} has no test images of {listed}, so its accuracy ignores them")
         yield Task(index, classes, _images(train[0], train_rows, position), _images(test[0], test_rows, position))
 
 
 def _rows_of(part: Part, labels: Sequence[int]) -> Array:
-    pool, rows = part
-    inside: Array = rows[np.isin(pool.labels[rows], labels)]
-    return inside
+    split, rows = part
+    chosen: Array = rows[np.isin(split.labels[rows], labels)]
+    return chosen
 
 
-def _images(pool: Pool, rows: Array, position: Array) -> Images:
-    return Images(pool.take(rows), torch.from_numpy(position[pool.labels[rows]]))
+def _images(split: RawSplit, rows: Array, position: Array) -> Images:
+    return Images(split.load(rows), torch.from_numpy(position[split.labels[rows]]))
 
 
 def _measure(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel, from the first task alone: later ones are unknown when learning starts."""
+    """Mean and standard deviation of each channel of the first task: later tasks are unknown when learning starts."""
     sample = x[:: -(-len(x) // MEASURED_IMAGES)]
     counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)  # how often each channel has each value
     for piece in torch.split(sample, MEASURED_AT_ONCE):

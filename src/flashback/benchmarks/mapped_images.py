@@ -1,4 +1,4 @@
-"""One tensor over images that lie in several mapped files."""
+"""One tensor over images in several memory-mapped files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flashback.benchmarks.raw_data import Array
 from flashback.errors import FlashbackError
 
 aten = torch.ops.aten
-UNCHANGEABLE = "the images of a folder are mapped from files and stay as they are; change a copy of them, x.clone()"
+READ_ONLY = "the images of a folder are mapped from files and read-only; change a copy of them, x.clone()"
 
 
 class MappedImages(Tensor):
-    """Images uint8 [n, C, H, W] that are read when they are computed with, and only those that are.
+    """A read-only tensor of images, uint8 [n, C, H, W], that reads an image only when it is used.
 
-    Parts of it along the first dimension are such tensors too; rows that are picked, and whatever else is made of it,
-    are ordinary tensors in memory. It cannot be changed.
+    Slices along the first dimension are such tensors too; indexing with rows and all other operations give ordinary
+    tensors in memory.
     """
 
     pictures: Sequence[Array]  # each [C, H, W], a view into its file
@@ -30,7 +30,7 @@ class MappedImages(Tensor):
     @staticmethod
     def __new__(cls, pictures: Sequence[Array], image: Sequence[int]) -> MappedImages:
         shape = (len(pictures), *image)
-        with torch.inference_mode(False):  # a part is one of what it is part of, wherever it is taken
+        with torch.inference_mode(False):  # a slice is an ordinary tensor even when taken in inference mode
             self: MappedImages = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.uint8)
         self.pictures = pictures
         return self
@@ -42,14 +42,14 @@ class MappedImages(Tensor):
         first = args[0]
         if isinstance(first, MappedImages):
             if func._schema.is_mutable:
-                raise FlashbackError(UNCHANGEABLE)
+                raise FlashbackError(READ_ONLY)
             if func in PARTS and (part := PARTS[func](first, *args[1:])) is not None:
                 return part
         args, kwargs = tree_map_only(MappedImages, MappedImages.read, (args, dict(kwargs or {})))
         return func(*args, **kwargs)
 
     def read(self) -> Tensor:
-        """All of it, in memory."""
+        """Read all images into memory."""
         return _read(self, range(len(self)))
 
     def numpy(self, *, force: bool = False) -> Array:
@@ -59,7 +59,7 @@ class MappedImages(Tensor):
         return self.read().tolist()
 
     def __setitem__(self, rows: Any, values: Any) -> None:
-        raise FlashbackError(UNCHANGEABLE)
+        raise FlashbackError(READ_ONLY)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"MappedImages({list(self.shape)})"
@@ -95,7 +95,7 @@ def _select(x: MappedImages, dim: int, row: int) -> Tensor | None:
 
 
 def _index(x: MappedImages, indices: Sequence[Tensor | None]) -> Tensor | None:
-    """Of x[rows], one row of numbers or a mask; what else is picked, is picked from all of it."""
+    """Handle x[rows] with row numbers or a mask; any other indexing reads all images."""
     rows, *others = indices
     if rows is None or rows.dim() != 1 or others:
         return None
@@ -108,7 +108,7 @@ def _index_select(x: MappedImages, dim: int, rows: Tensor) -> Tensor | None:
     return _read(x, rows.tolist()) if dim == 0 and rows.dim() == 1 else None
 
 
-# What does not need all of the images, or None where it does after all.
+# Operations that need only some images; they return None if they need all of them after all.
 PARTS: dict[Any, Callable[..., Any]] = {
     aten.slice.Tensor: _slice,
     aten.split.Tensor: _split,

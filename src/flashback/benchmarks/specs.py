@@ -1,4 +1,4 @@
-"""The benchmarks that have names."""
+"""The registered benchmarks."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from typing import TYPE_CHECKING
 from flashback.registry import Registry
 
 if TYPE_CHECKING:
-    from flashback.benchmarks.raw_data import Source
+    from flashback.benchmarks.raw_data import RawDataset
 
 
-def reader(module: str, function: str) -> Callable[[Path], Source]:
+def reader(module: str, function: str) -> Callable[[Path], RawDataset]:
     """A function that is imported when it is called: a list of the benchmarks needs no torch."""
 
-    def read(path: Path) -> Source:
-        source: Source = getattr(import_module(f"flashback.benchmarks.{module}"), function)(path)
-        return source
+    def read(path: Path) -> RawDataset:
+        raw: RawDataset = getattr(import_module(f"flashback.benchmarks.{module}"), function)(path)
+        return raw
 
     return read
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is known of a dataset before it is read, and where its files are found."""
+    """A dataset as known before it is read, and where its files are."""
 
     name: str
     classes: int
     image: tuple[int, int, int]  # C, H, W
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    files: tuple[str, ...]  # where the official file or folder may lie within the data folder
-    read: Callable[[Path], Source]
-    class_names: tuple[str, ...] = ()  # by label; else those the files give
+    files: tuple[str, ...]  # possible paths of the official file or folder in the data folder
+    read: Callable[[Path], RawDataset]
+    class_names: tuple[str, ...] = ()  # by label; empty: those in the files
     url: str | None = None
     md5: str | None = None  # of the official file
-    checksum: str | None = None  # of the arrays, where they are shipped with the package
+    checksum: str | None = None  # of the arrays, for data shipped with the package
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A benchmark: a dataset, how many classes each task brings, and in which order."""
+    """A benchmark: a dataset, the number of classes of each task, and the class order."""
 
     name: str
     dataset: Dataset
@@ -118,12 +118,12 @@ for spec in (
 
 
 def canonical_name(name: str) -> str:
-    """What a benchmark is compared by: its name, or that of the file, wherever it lies; the checksum tells the rest."""
+    """The name of a benchmark without folders: a file of the user has one name wherever it is stored."""
     return name if name in BENCHMARKS else Path(name).name or name
 
 
 def describe_benchmarks() -> list[dict[str, str | int]]:
-    """One row a benchmark: name, dataset, tasks, classes, sizes such as `50 + 5x10`, image size, default order."""
+    """List all benchmarks: name, dataset, tasks, classes, sizes such as `50 + 5x10`, image size, default order."""
     return [_describe(BENCHMARKS[name]) for name in BENCHMARKS]
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark is: tasks whose classes arrive one group after another."""
+"""Benchmarks: sequences of tasks that each add new classes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from dataclasses import dataclass, field
 
 import torch
 
-SMALL_SIDE = 64  # images up to this side are kept, and cropped, as those of CIFAR and Tiny ImageNet are
+SMALL_SIDE = 64  # images up to this side are stored and cropped like those of CIFAR and Tiny ImageNet
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images on the CPU; `x` may share memory with a file, so it is read and never written."""
+    """Labelled images on the CPU.
 
-    x: torch.Tensor  # uint8 [n, C, H, W]
-    y: torch.Tensor  # int64 [n], positions in the class order
+    Attributes:
+        x: Images, uint8 [n, C, H, W]. May be mapped from a file: read it, never write to it.
+        y: Labels, int64 [n], as positions in the class order.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.y)
@@ -22,7 +27,14 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One group of new classes. Labels are positions in the class order, so a task's classes are contiguous columns."""
+    """One group of new classes. Labels are positions in the class order, so the classes of a task are contiguous.
+
+    Attributes:
+        index: The number of the task, from 0.
+        classes: The labels of its classes.
+        train: Its training images.
+        test: Its test images.
+    """
 
     index: int
     classes: range
@@ -41,46 +53,65 @@ class Task:
 
     @property
     def new(self) -> slice:
-        """The columns of this task's own classes."""
+        """The columns of the classes of this task."""
         return slice(self.classes.start, self.classes.stop)
 
     @property
     def seen(self) -> slice:
-        """The columns of the classes of all tasks up to and including this one."""
+        """The columns of all classes up to and including this task."""
         return slice(0, self.classes.stop)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Benchmark:
-    """A dataset, a class order and the tasks they make."""
+    """A dataset split into tasks.
+
+    Attributes:
+        name: The name of the benchmark, or of the file.
+        dataset: The name of the dataset.
+        order: The original labels of all classes, in learning order.
+        tasks: The tasks, in learning order.
+        mean: Mean of each channel, for images scaled to [0, 1].
+        std: Standard deviation of each channel.
+        class_names: The names of all classes, in learning order.
+        checksum: The sha256 of the data.
+        validation: The fraction of the training images that replaces the test images.
+        validation_seed: The seed that selected them; None without validation.
+    """
 
     name: str
     dataset: str
-    order: tuple[int, ...]  # original labels in learning order, of the whole dataset
+    order: tuple[int, ...]
     tasks: tuple[Task, ...]
-    mean: tuple[float, ...]  # per channel, for images scaled to [0, 1]
+    mean: tuple[float, ...]
     std: tuple[float, ...]
-    class_names: tuple[str, ...]  # in learning order
-    checksum: str  # sha256 of the data as read
-    validation: float = field(default=0.0, kw_only=True)  # share of the training images that stands in for test images
-    validation_seed: int | None = field(default=None, kw_only=True)  # what it was drawn with
+    class_names: tuple[str, ...]
+    checksum: str
+    validation: float = field(default=0.0, kw_only=True)
+    validation_seed: int | None = field(default=None, kw_only=True)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
         channels, height, width = self.tasks[0].train.x.shape[1:]
         return channels, height, width
 
     @property
     def classes(self) -> int:
-        """How many classes are seen after the last task."""
+        """The number of classes seen after the last task."""
         return self.tasks[-1].classes.stop
 
     @property
     def sizes(self) -> list[int]:
-        """How many classes each task brings."""
+        """The number of classes of each task."""
         return [len(task.classes) for task in self.tasks]
+
+    @property
+    def names_by_label(self) -> list[str]:
+        """The class names in the order of the original labels."""
+        return [name for _, name in sorted(zip(self.order, self.class_names, strict=True))]
 
     def __repr__(self) -> str:
         images = sum(len(task.train) for task in self.tasks)
-        side = "×".join(map(str, self.image_shape))
-        return f"Benchmark({self.name}: {len(self.tasks)} tasks, {self.classes} classes, {images:,} images of {side})"
+        shape = "×".join(map(str, self.image_shape))
+        return f"Benchmark({self.name}: {len(self.tasks)} tasks, {self.classes} classes, {images:,} images of {shape})"

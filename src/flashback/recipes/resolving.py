@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashback.benchmarks import canonical_name
-from flashback.benchmarks.task_sizes import with_explicit_sizes
+from flashback.benchmarks.resolve import resolve_benchmark
 from flashback.config import RunConfig, TrainingConfig, build, check_sections, set_dotted, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host
@@ -154,7 +154,7 @@ def config_from_dict(values: Mapping[str, Any], data: str | Path | None = None) 
     assert isinstance(host, Mapping)
     own = build(HOSTS[host["name"]].Settings, host, "host.")
     check_sections(values, type(own))
-    config = build(RunConfig, {**with_explicit_sizes(values, data), "host": own})
+    config = build(RunConfig, {**resolve_benchmark(values, data), "host": own})
     config.check()
     return config
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flashback.benchmarks import Benchmark, class_order, load_benchmark
-from flashback.benchmarks.orders import task_sizes
+from flashback.benchmarks.task_sizes import task_sizes
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.hosts.base import HOSTS, Host
@@ -104,9 +104,11 @@ def check_benchmark(config: RunConfig, benchmark: Benchmark) -> None:
     """Refuse a benchmark that contradicts a configuration; None in the configuration leaves a value open."""
     chosen, classes = config.benchmark, len(benchmark.order)
     is_named = benchmark.name in (chosen.name, Path(chosen.name).stem)  # a file is named by its stem
+    names = benchmark.names_by_label
+    order = None if chosen.order is None else class_order(chosen.order, classes, config.seed, names)
     for key, expected, given in (
         ("name", None if is_named else chosen.name, benchmark.name),
-        ("order", None if chosen.order is None else class_order(chosen.order, classes, config.seed), benchmark.order),
+        ("order", order, benchmark.order),
         (
             "sizes",
             None if chosen.sizes is None else list(task_sizes(chosen.sizes, classes)[: chosen.tasks]),

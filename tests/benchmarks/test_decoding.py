@@ -66,7 +66,7 @@ def test_any_order_split_and_sizes_share_one_copy(pictures: Path, monkeypatch: p
     assert len(first) == 2 * CLASSES
     pixels = CLASSES * (TRAIN + TEST) * 3 * 5 * 5
     assert pixels < sum(first.values()) <= pixels + 2 * CLASSES * 128  # what an .npy says of itself
-    monkeypatch.setattr(decoding.Group, "write", lambda *given: pytest.fail("decoded again"))
+    monkeypatch.setattr(decoding.DecodedClass, "write", lambda *given: pytest.fail("decoded again"))
     for split in SPLITS[1:]:
         load_benchmark(pictures, **split)
         assert cached(pictures) == first
@@ -99,9 +99,9 @@ def test_a_changed_class_alone_is_decoded_again(pictures: Path, monkeypatch: pyt
     path = pictures / "train" / "class-3" / "004.png"
     os.utime(path, ns=(1, 1))
     written: list[str] = []
-    write = decoding.Group.write
+    write = decoding.DecodedClass.write
     monkeypatch.setattr(
-        decoding.Group, "write", lambda self, tell: written.append(self.files[0].name) or write(self, tell)
+        decoding.DecodedClass, "write", lambda self, tell: written.append(self.files[0].name) or write(self, tell)
     )
     load_benchmark(pictures, sizes=[6])
     assert written == ["train/class-3/000.png"]
@@ -268,7 +268,7 @@ def test_it_is_copied_and_saved(both: tuple[MappedImages, torch.Tensor]) -> None
 )
 def test_it_cannot_be_changed(both: tuple[MappedImages, torch.Tensor], change: Callable[[torch.Tensor], None]) -> None:
     x, expected = both
-    with pytest.raises(FlashbackError, match=r"mapped from files and stay as they are; change a copy of them"):
+    with pytest.raises(FlashbackError, match=r"mapped from files and read-only; change a copy of them"):
         change(x)
     assert torch.equal(x, expected)
 

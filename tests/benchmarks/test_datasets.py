@@ -19,7 +19,7 @@ from flashback.errors import FlashbackError
 
 RED, GREEN, BLUE = (250, 0, 0), (0, 250, 0), (0, 0, 250)
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* are left out")  # the folder holds notes too
+pytestmark = pytest.mark.filterwarnings("ignore:.* are ignored")  # the folder holds notes too
 
 
 def records(x: np.ndarray, *labels: np.ndarray) -> bytes:
@@ -244,7 +244,7 @@ def test_files_that_are_left_out_are_told_once(folder: Path) -> None:
         (folder / "train" / "cat" / name).write_text("something")
     (folder / "val" / "cat" / "more").mkdir()
     kinds = r"\(\.heic: 2, \.txt: 7, folders: 1, no ending: 1\)"
-    told = rf"^11 of 23 files in .*pictures are left out {kinds}; images are \.png"
+    told = rf"^11 of 23 files in .*pictures are ignored {kinds}; images are \.png"
     with pytest.warns(UserWarning, match=told) as said:
         first, _ = (load_benchmark(str(folder), sizes=[3]) for _ in range(2))
     assert len(first.tasks[0].train) == 9
@@ -269,11 +269,11 @@ def test_so_is_one_of_an_array() -> None:
 
 def test_a_folder_with_another_layout_is_refused(folder: Path) -> None:
     (folder / "val" / "emu").mkdir()
-    with pytest.raises(FlashbackError, match=r"has a class 'emu' that .*train has not; remove or rename it"):
+    with pytest.raises(FlashbackError, match=r"has a class 'emu' that .*train lacks; remove or rename it"):
         load_benchmark(str(folder), sizes=[3])
     (folder / "val" / "emu").rmdir()
     (folder / "val").rename(folder / "other")
-    with pytest.raises(FlashbackError, match=r"there is no folder .*val; images lie in train/<class>/"):
+    with pytest.raises(FlashbackError, match=r"there is no folder .*val; put images in train/<class>/"):
         load_benchmark(str(folder), sizes=[3])
     (folder / "other").rename(folder / "test")
     assert len(load_benchmark(str(folder), sizes=[3]).tasks[0].test) == 3
@@ -378,7 +378,7 @@ def test_archives_are_fetched_and_their_checksum_verified(
 def test_missing_data_are_named(tmp_path: Path, name: str, files: str) -> None:
     with pytest.raises(FlashbackError, match=f"are missing; put {files} into {tmp_path}"):
         load_benchmark(name, data=tmp_path, download=False)
-    with pytest.raises(FlashbackError, match="is a file; give the folder that holds the dataset"):
+    with pytest.raises(FlashbackError, match="is a file; give the folder that contains the dataset"):
         load_benchmark(name, data=__file__)
 
 

@@ -40,9 +40,9 @@ class Trap:
         ({"y_train": np.zeros((36, 1), int)}, r"'y_train' is int64 \[36, 1\]; it must be integers \[n\]"),
         ({"y_train": np.array(3)}, r"'y_train' is int64 \[\]; it must be integers"),
         ({"y_train": np.arange(35) % 6}, "x_train has 36 images but y_train 35 labels; they must match"),
-        ({"y_train": np.arange(36) % 6 - 1}, "y_train has labels from -1 to 4; 6 classes are labelled 0 to 5"),
-        ({"y_train": np.arange(36) % 6 * 2}, "y_train has labels from 0 to 10; 6 classes are labelled 0 to 5, each"),
-        ({"y_test": np.full(12, 6)}, "y_test has labels from 6 to 6; 6 classes are labelled 0 to 5"),
+        ({"y_train": np.arange(36) % 6 - 1}, "y_train has labels from -1 to 4; 6 classes have labels 0 to 5"),
+        ({"y_train": np.arange(36) % 6 * 2}, "y_train has labels from 0 to 10; 6 classes have labels 0 to 5, each"),
+        ({"y_test": np.full(12, 6)}, "y_test has labels from 6 to 6; 6 classes have labels 0 to 5"),
         ({"y_test": np.full(12, 2**63, np.uint64)}, "y_test has labels from 9223372036854775808 to"),
         ({"y_test": np.full(12, Trap())}, r"'y_test' is object \[12\]; it must be integers \[n\]"),
         ({"x_test": np.full((12, 4, 4, 3), Trap())}, r"'x_test' is object \[12, 4, 4, 3\]; it must be uint8"),
@@ -63,10 +63,10 @@ def test_labels_of_any_integer_type_and_images_in_any_layout(npz: Callable, arra
 
 def test_a_named_dataset_of_another_kind_is_refused(tmp_path: Path, npz: Callable) -> None:
     npz("cifar10", classes=10)
-    with pytest.raises(FlashbackError, match=r"hold 10 classes of images \[3, 4, 4\], expected 10 of \[3, 32, 32\]"):
+    with pytest.raises(FlashbackError, match=r"have 10 classes of images \[3, 4, 4\], expected 10 of \[3, 32, 32\]"):
         load_benchmark("split-cifar10", data=tmp_path)
     npz("cifar10", classes=11, shape=(32, 32, 3))
-    with pytest.raises(FlashbackError, match="y_train has labels from 0 to 10; 10 classes are labelled 0 to 9"):
+    with pytest.raises(FlashbackError, match="y_train has labels from 0 to 10; 10 classes have labels 0 to 9"):
         load_benchmark("split-cifar10", data=tmp_path)
     npz("fashion_mini", classes=10, shape=(28, 28))
     with pytest.raises(FlashbackError, match="the data of fashion_mini have a wrong checksum"):
@@ -91,13 +91,13 @@ def test_names_and_sizes_that_are_wrong(tmp_path: Path, npz: Callable) -> None:
         load_benchmark(str(tmp_path / "none.npz"))
     with pytest.raises(FlashbackError, match=r"there is no folder .*none; check the path"):
         load_benchmark(str(tmp_path / "none"))
-    with pytest.raises(FlashbackError, match=r"there is no folder .*/train; images lie in"):
+    with pytest.raises(FlashbackError, match=r"there is no folder .*/train; put images in"):
         load_benchmark(str(tmp_path), sizes=[2])
-    with pytest.raises(FlashbackError, match=r"made.npz says nothing about tasks; .* --set benchmark.sizes=2 "):
+    with pytest.raises(FlashbackError, match=r"made.npz has no information about tasks; .* --set benchmark.sizes=2 "):
         load_benchmark(str(npz()))
     with pytest.raises(FlashbackError, match=r"the task sizes \[2, 2\] sum to 4, but the dataset has 6 classes"):
         load_benchmark(str(npz()), sizes=[2, 2])
-    with pytest.raises(FlashbackError, match="no permutation"):
+    with pytest.raises(FlashbackError, match="it lacks label 2 and 3 more"):
         load_benchmark(str(npz()), sizes=[6], order=[0, 1])
 
 
@@ -140,7 +140,7 @@ def test_a_class_name_that_is_no_text_is_refused(npz: Callable) -> None:
 def test_wrong_plans_are_refused_before_anything_is_fetched(tmp_path: Path) -> None:
     with pytest.raises(FlashbackError, match="the task sizes"):
         load_benchmark("split-cifar10", data=tmp_path, sizes=[3])
-    with pytest.raises(FlashbackError, match="no permutation"):
+    with pytest.raises(FlashbackError, match="has 1 of 10 classes; it lacks 'airplane'"):
         load_benchmark("split-cifar10", data=tmp_path, order=[3])
 
 
@@ -163,7 +163,7 @@ def rezip(path: Path, key: str, content: bytes) -> Path:
 @pytest.mark.parametrize("shape", ["(999999999, 999, 999, 3)", "(36, 4, 4, 1)", f"({2**64}, 4, 4, 3)"])
 def test_a_header_that_claims_another_size_is_refused_before_memory_is_taken(npz: Callable, shape: str) -> None:
     path = rezip(npz(), "x_train", npy_bytes(shape, bytes(36 * 48)))
-    with pytest.raises(FlashbackError, match=r"'x_train' declares .* bytes of shape .*, which the file cannot hold"):
+    with pytest.raises(FlashbackError, match=r"'x_train' declares .* bytes of shape .*, which the file cannot contain"):
         load_benchmark(str(path), sizes=[6])
 
 
@@ -179,7 +179,7 @@ def test_a_zip_directory_that_claims_another_size_is_refused(npz: Callable, comp
         info = archive.getinfo("x_train.npy")
         info.file_size = len(content) - 1 + claimed
     path.write_bytes(stream.getvalue())
-    with pytest.raises(FlashbackError, match="which the file cannot hold"):
+    with pytest.raises(FlashbackError, match="which the file cannot contain"):
         load_benchmark(str(path), sizes=[6])
 
 
@@ -205,16 +205,14 @@ def test_a_changed_byte_of_an_image_is_noticed(npz: Callable) -> None:
 @pytest.mark.parametrize("size", [0, 100, 3073 * 2 + 1])
 def test_a_cifar_file_of_a_wrong_size_is_refused(tmp_path: Path, tar: Callable, size: int) -> None:
     tar("cifar-10-binary.tar.gz", {"cifar-10-batches-bin/test_batch.bin": bytes(size)})
-    with pytest.raises(
-        FlashbackError, match=r"test_batch.bin holds no whole number of images; fetch the archive again"
-    ):
+    with pytest.raises(FlashbackError, match=r"test_batch.bin is not a whole number of images; download it again"):
         load_benchmark("split-cifar10", data=tmp_path)
 
 
 def test_a_cifar_archive_without_a_file_or_cut_short_is_refused(tmp_path: Path, tar: Callable) -> None:
     noise = np.random.default_rng(0).integers(0, 256, 3073 * 20, np.uint8).tobytes()
     path = tar("cifar-10-binary.tar.gz", {"cifar-10-batches-bin/test_batch.bin": noise})
-    with pytest.raises(FlashbackError, match=r"does not hold cifar-10-batches-bin/data_batch_1.bin; fetch"):
+    with pytest.raises(FlashbackError, match=r"does not contain cifar-10-batches-bin/data_batch_1.bin; download"):
         load_benchmark("split-cifar10", data=tmp_path)
     path.write_bytes(path.read_bytes()[:20_000])
     with pytest.raises(FlashbackError, match=r"cannot read .*cifar-10-binary.tar.gz: the file is damaged"):
@@ -241,9 +239,7 @@ def test_a_tar_member_that_is_no_file_is_not_followed(tmp_path: Path, kind: byte
         info = tarfile.TarInfo(TEST_BATCH)
         info.type, info.linkname = kind, str(secret)
         archive.addfile(info)
-    with pytest.raises(
-        FlashbackError, match=r"test_batch.bin holds no whole number of images; fetch the archive again"
-    ):
+    with pytest.raises(FlashbackError, match=r"test_batch.bin is not a whole number of images; download it again"):
         load_benchmark("split-cifar10", data=tmp_path, download=False)
 
 
@@ -253,7 +249,7 @@ def test_a_tar_member_that_is_no_file_is_not_followed(tmp_path: Path, kind: byte
 def test_tar_members_by_other_names_are_never_written(tmp_path: Path, tar: Callable, name: str) -> None:
     (tmp_path / "data").mkdir()
     path = tar("data/cifar-10-binary.tar.gz", {name: bytes(3073)})
-    with pytest.raises(FlashbackError, match=r"does not hold cifar-10-batches-bin/data_batch_1.bin"):
+    with pytest.raises(FlashbackError, match=r"does not contain cifar-10-batches-bin/data_batch_1.bin"):
         load_benchmark("split-cifar10", data=path.parent, download=False)
     assert [entry.name for entry in tmp_path.rglob("*")] == ["data", path.name]
     assert not Path("/tmp/flashback-evil").exists()
@@ -264,7 +260,7 @@ def test_a_tar_member_larger_than_the_dataset_is_not_read(tmp_path: Path) -> Non
     info = tarfile.TarInfo(TEST_BATCH)
     info.size = 3073 * 10**9
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(info.tobuf() + bytes(1024)))
-    with pytest.raises(FlashbackError, match=r"test_batch.bin holds no whole number of images|cannot read"):
+    with pytest.raises(FlashbackError, match=r"test_batch.bin is not a whole number of images|cannot read"):
         load_benchmark("split-cifar10", data=tmp_path, download=False)
 
 
