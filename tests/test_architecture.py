@@ -17,7 +17,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # From the top to the ground. A room may import from rooms below it and from those beside it in the same row.
 ROWS = [
     {"cli"},
-    {"speed"},
+    {"bench"},
     {"reports"},
     {"studies", "conformance"},
     {"results"},

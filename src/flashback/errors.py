@@ -29,6 +29,13 @@ class FlashbackError(Exception):
     """Bad input. The command line prints the message alone and exits with code 2."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop and has saved its state."""
+
+    def __init__(self, message: str = "stopped, and saved: the same call goes on from here") -> None:
+        super().__init__(message)
+
+
 def require(condition: bool, message: str) -> None:
     """Raise a FlashbackError with this message unless the condition holds."""
     if not condition:

@@ -20,14 +20,14 @@ from rich.console import Console
 
 from flashback import __version__
 from flashback.benchmarks import BENCHMARKS
-from flashback.cli import main, progress, tables
+from flashback.cli import main, progress
 from flashback.hosts import HOSTS
 from flashback.metrics.accuracy import METRICS
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord, read_record
 from flashback.reports.words import ABSENT, TITLES
-from flashback.studies.sweeps import read_sweep, shipped_sweeps
+from flashback.studies.sweeps import shipped_sweeps
 from flashback.training.trainer import Trainer
 from helpers import forgetting
 
@@ -56,21 +56,13 @@ def test_the_list_of_all_leaves_out_the_long_ones(flashback: Command) -> None:
     assert code == 0
     for what in ("hosts", "benchmarks", "nets"):
         assert set(flashback("list", what)[1].splitlines()) <= set(lines)
-    recipes, sweeps = len(list_recipes()), len(shipped_sweeps())
-    said = f"There are also {recipes} recipes (flashback list recipes) and {sweeps} sweeps (flashback list sweeps)."
-    assert lines[-1] == said
-    assert len(lines) < 90
+    assert lines[-1] == "There are also recipes (flashback list recipes) and sweeps (flashback list sweeps)."
 
 
 def test_list_says_which_hosts_take_flashbacks(flashback: Command) -> None:
     lines = {line.split()[0]: line.split() for line in flashback("list", "hosts")[1].splitlines() if line.split()}
     for name in HOSTS:
         assert lines[name][2] == ("yes" if HOSTS[name].has_knowledge else "no")
-
-
-def test_everything_listed_is_described(flashback: Command) -> None:
-    assert all(tables.first_line(NETS[name].__doc__) for name in NETS)
-    assert read_sweep("alpha").title in flashback("list", "sweeps")[1]
 
 
 def test_help_and_version(flashback: Command) -> None:
@@ -216,7 +208,7 @@ def test_warnings_take_one_line(flashback: Command, bare: list[str], monkeypatch
         warnings.warn("a package\nis broken", stacklevel=2)
 
     monkeypatch.setattr(outside, "load_installed_hosts", load)
-    assert flashback("list", "nets")[2] == "warning: a package is broken\n"
+    assert flashback("show", "finetune", *bare)[2] == "warning: a package is broken\n"
 
 
 # ---------------------------------------------------------------- on a terminal

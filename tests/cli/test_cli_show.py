@@ -88,7 +88,7 @@ def test_a_recipe_file_lies_on_top_of_the_shipped_recipe(flashback: Command, wor
 
 
 def test_both_arms_are_counted_as_they_are_run(flashback: Command, tiny: list[str]) -> None:
-    found = rows(flashback("show", "icarl", *tiny)[1])
+    found = rows(flashback("show", "icarl", "--flashback", *tiny)[1])
     assert found["host"][:2] == ["learn: 2 epochs", "3"]
     assert found["flashback"][:2] == ["phase 1: 1 epoch, phase 2: 1 epoch", "3"]
     assert found["host"][2:] == found["flashback"][2:]  # an equal budget
@@ -97,14 +97,14 @@ def test_both_arms_are_counted_as_they_are_run(flashback: Command, tiny: list[st
     assert f"{steps} optimiser steps on {images} images" in out
 
 
-def test_hosts_without_knowledge_have_one_arm(flashback: Command, tiny: list[str]) -> None:
-    found = rows(flashback("show", "finetune", *tiny)[1])
+def test_hosts_without_knowledge_have_one_arm(flashback: Command, bare: list[str]) -> None:
+    found = rows(flashback("show", "finetune", *bare)[1])
     assert "host" in found
     assert "flashback" not in found
 
 
-def test_an_arm_nobody_asked_for_may_be_impossible(flashback: Command, tiny: list[str]) -> None:
-    impossible = [*tiny, "--set", "flashback.epochs=2"]
+def test_an_arm_nobody_asked_for_may_be_impossible(flashback: Command, bare: list[str]) -> None:
+    impossible = [*bare, "--set", "training.epochs=1"]  # nothing is left for phase 2
     code, out, _ = flashback("show", "icarl", *impossible)
     assert code == 0
     assert "flashback" not in rows(out)
@@ -127,9 +127,14 @@ def test_missing_data_are_named(flashback: Command, workplace: Path) -> None:
         ["icarl", "--set", "training.epoch=3"],
         ["icarl", "--recipe", "other"],
         ["icarl", "--flashback", "--set", "flashback.enabled=false"],
+        ["icarl", "--set", "flashback.alpha=0.5"],
+        ["icarl", "--set", "host.net=resnet50"],
+        ["icarl", "--set", "host.memory_size=9"],
+        ["icarl", "--set", "training.image_size=100"],
+        ["finetune", "--flashback"],
     ],
 )
-def test_bad_input_is_one_sentence(flashback: Command, words: list[str]) -> None:
+def test_what_run_refuses_is_refused(flashback: Command, words: list[str]) -> None:
     code, out, err = flashback("show", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
 

@@ -19,14 +19,14 @@ import yaml
 from doc_pages import PAGES, ROOT, Block, blocks, calls
 
 import flashback as fb
+from flashback import bench
 from flashback.benchmarks import BENCHMARKS, Benchmark, Images, load_benchmark
 from flashback.cli import main
 from flashback.cli.commands import app
-from flashback.cli.tables import LISTS
+from flashback.cli.listing import LISTS
 from flashback.config import parse_assignment
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
-from flashback.speed import setup
 from flashback.studies.jobs import RunContext
 from flashback.studies.sweeps import plan, read_sweep, shipped_sweeps
 from flashback.training import building
@@ -69,7 +69,7 @@ def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fb, "load_benchmark", load_less)
     monkeypatch.setattr(building, "load_benchmark", load_less)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(setup, "ON_CPU", replace(setup.ON_CPU, per_class=5, seconds=0.01))
+    monkeypatch.setattr(bench, "ON_CPU", replace(bench.ON_CPU, per_class=5, seconds=0.01))
 
 
 # ---------------------------------------------------------------- carried out

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import flashback as fb
+from flashback import bench
 from flashback.cli import main
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS, Host
 from flashback.hosts.outside import find_hosts, load_host_file, outside_code
 from flashback.nets import NETS
-from flashback.speed import setup
 from helpers import forgetting, tiny_benchmark
 
 OWN = """
@@ -97,7 +97,7 @@ def test_processes_find_several_files_and_what_lies_beside_them(workplace: Path)
 def test_every_command_takes_several(
     workplace: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "ON_CPU", replace(setup.ON_CPU, per_class=10, seconds=0.01))
+    monkeypatch.setattr(bench, "ON_CPU", replace(bench.ON_CPU, per_class=10, seconds=0.01))
     files = [word for name in ("own", "other") for word in ("--host-file", str(workplace / f"{name}.py"))]
     with pytest.raises(SystemExit) as end:
         main([*command.split(), *files])

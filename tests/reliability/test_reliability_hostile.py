@@ -22,7 +22,7 @@ from reliability_runs import begin, go_on, newest, sign
 import flashback
 from flashback import FlashbackError
 from flashback.benchmarks import load_benchmark
-from flashback.cli.main import say
+from flashback.cli.console import say
 from flashback.config import CheckpointConfig
 from flashback.files import write_atomically
 from flashback.plain_yaml import read_yaml

@@ -15,7 +15,6 @@ from flashback.config import FlashbackConfig, TrainingConfig
 from flashback.hosts import HOSTS
 from flashback.records import RunFolder, read_record
 from flashback.reports import read_report
-from flashback.speed import read_bench
 from flashback.training import building
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
@@ -54,14 +53,11 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 
 def test_paths_may_be_strings(tmp_path: Path) -> None:
-    folder, bench = str(tmp_path / "run"), str(tmp_path / "bench.json")
+    folder = str(tmp_path / "run")
     RunFolder.open(Path(folder), {"host": {"name": "finetune"}}).write_run({"steps": 1})
     RunFolder(Path(folder)).write_results({"matrix": []})
     assert read_record(folder) == read_record(Path(folder))
     assert read_report(folder).skipped == read_report([folder]).skipped == read_report([Path(folder)]).skipped
-    Path(bench).write_text("{}")
-    with pytest.raises(fb.FlashbackError, match="holds no figures"):
-        read_bench(bench)
 
 
 # ---------------------------------------------------------------- refusals

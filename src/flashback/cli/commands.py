@@ -1,4 +1,7 @@
-"""The commands: list, run, resume, compare; the others have files of their own."""
+"""The commands list, run, resume and compare; the others have files of their own.
+
+What a command needs is imported when it is called, so that --help and a misspelt option are answered at once.
+"""
 
 from __future__ import annotations
 
@@ -8,42 +11,42 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flashback import __version__ as flashback_version
-from flashback.cli import check, report, show, speed, studies, tables
+import flashback as fb
+from flashback.cli import bench, check, report, show, studies
+from flashback.cli.console import output, show_line
 from flashback.cli.options import (
+    DEFAULT_BENCHMARK,
+    DEFAULT_RECIPE,
+    Benchmark,
     Data,
     Device,
+    Fast,
+    Host,
     HostFile,
     Jobs,
+    Out,
+    Precision,
+    Recipe,
     Set,
     Track,
     check_one_run,
+    note_missing_recipe,
     parse_settings,
-    say_missing_recipe,
 )
-from flashback.cli.progress import ProgressView, output
-from flashback.config import RunConfig, set_dotted, to_dict
-from flashback.errors import FlashbackError, require, unknown
-from flashback.hosts import HOSTS
-from flashback.hosts.outside import find_hosts
+from flashback.config import set_dotted, to_dict
+from flashback.errors import FlashbackError, Interrupted, require, unknown
 from flashback.plain_yaml import read_yaml
-from flashback.recipes import config_from_dict, configure
-from flashback.recipes.resolving import check_flashback_is_on
 from flashback.records import RunFolder
-from flashback.studies.comparison import NothingToCompareError
-from flashback.studies.comparison import compare as compare_arms
-from flashback.training import Interrupted
-from flashback.training import resume as resume_run
-from flashback.training import run as run_config
-from flashback.training.finished import finished_run
+
+DEFAULT_SEEDS = 3
 
 
 class Saved(Exception):  # noqa: N818 - not an error: the user asked for it
-    """Something was interrupted that has kept its state."""
+    """A command was interrupted after it saved its state."""
 
 
 class Commands(TyperGroup):
-    """typer makes an exit code of any Ctrl-C by itself; whether something was kept is to be said first."""
+    """Tells an interruption with a saved state from any other; typer turns both into an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -54,22 +57,10 @@ class Commands(TyperGroup):
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, cls=Commands)
 
-Host = Annotated[str, typer.Argument(help="The method, e.g. icarl; see `flashback list hosts`.")]
-Benchmark = Annotated[
-    str | None,
-    typer.Option(help="A name (see `flashback list benchmarks`), an .npz or a folder; default: split-fashion-mini."),
-]
-Out = Annotated[Path | None, typer.Option(help="The folder for the record; default: under runs/.")]
-Recipe = Annotated[str | None, typer.Option(help="controlled (the default), anchor, as-published, defaults or a file.")]
-Fast = Annotated[bool, typer.Option("--fast", help="Give up determinism for speed on a GPU.")]
-Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
-
-DEFAULT_BENCHMARK, DEFAULT_RECIPE, DEFAULT_SEEDS = "split-fashion-mini", "controlled", 3
-
 
 def show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"flashback {flashback_version}")
+        typer.echo(f"flashback {fb.__version__}")
         raise typer.Exit
 
 
@@ -90,14 +81,14 @@ def list_names(
     host_file: HostFile = None,
 ) -> None:
     """What there is to choose from."""
-    if what is not None and what not in tables.LISTS:
-        raise unknown("list", what, tables.LISTS)
-    find_hosts(host_file)
-    console = output()
-    for name in [what] if what else tables.SHORT_LISTS:
-        console.print(tables.LISTS[name]())
+    from flashback.cli.listing import LISTS, SHORT_LISTS, list_table
+
+    if what is not None and what not in LISTS:
+        raise unknown("list", what, LISTS)
+    for name in [what] if what else SHORT_LISTS:
+        output().print(list_table(name, host_file))
     if what is None:
-        console.print(tables.further_lists())
+        show_line("There are also recipes (flashback list recipes) and sweeps (flashback list sweeps).")
 
 
 @app.command()
@@ -118,33 +109,38 @@ def run(
 ) -> None:
     """Train one host, bare or with flashbacks.
 
-    It is measured after every task, in both settings, and leaves its record in a folder. The same command goes on with
-    what was interrupted, and shows what is finished. Of a config.yaml, flashbacks are turned off with --set
+    It is evaluated after every task, in both settings, and leaves its record in a folder. The same command goes on with
+    an interrupted run and shows a finished one. To turn flashbacks of a config.yaml off, use --set
     flashback.enabled=false.
     """
+    from flashback.cli.progress import ProgressView
+    from flashback.hosts.outside import find_hosts
+    from flashback.recipes.resolving import check_flashback_is_on
+    from flashback.training.finished import finished_run
+
     find_hosts(host_file)
     options = {"--benchmark": benchmark, "--seed": seed, "--flashback": flashback or None, "--recipe": recipe}
-    own = parse_settings(settings, {**options, "--fast": fast or None, "--precision": precision})
+    given = parse_settings(settings, {**options, "--fast": fast or None, "--precision": precision})
     if host.endswith((".yaml", ".yml")):
         require(recipe is None, "--recipe does not go with a config.yaml, which is resolved already; use --set")
-        config = reconfigure(Path(host), own, data)
+        config = reconfigure(Path(host), given, data)
     else:
         require(
-            host in HOSTS or not Path(host).is_dir(),
+            host in fb.HOSTS or not Path(host).is_dir(),
             f"{host} is a folder: `flashback resume {host}` goes on with the run in it, "
             f"`flashback run {host}/config.yaml` starts it again elsewhere",
         )
-        config = configure(host, settings=own, data=data)
-        say_missing_recipe(host, config.benchmark.name, own.get("recipe", DEFAULT_RECIPE))
-    check_flashback_is_on(config, own)
+        config = fb.configure(host, settings=given, data=data)
+        note_missing_recipe(host, config.benchmark.name, given.get("recipe", DEFAULT_RECIPE))
+    check_flashback_is_on(config, given)
     folder = out or default_folder(config)
     if finished_run(folder, to_dict(config), data=data) is not None:
         show.show_run(folder)
-        output().print("Finished already, with the same settings: nothing was trained.", soft_wrap=True)
+        show_line("Finished already, with the same settings: nothing was trained.")
         return
     with ProgressView() as view:
-        watching = [view.watch(config.host.name, known_of(folder)[1])]
-        run_config(config, out=folder, data=data, device=device, observers=watching, track=track or [])
+        observers = [view.watch(config.host.name, name_and_tasks(folder)[1])]
+        fb.run(config, out=folder, data=data, device=device, observers=observers, track=track or [])
     show.show_run(folder)
 
 
@@ -157,11 +153,14 @@ def resume(
     track: Track = None,
 ) -> None:
     """Go on with a run, exactly where it stopped."""
+    from flashback.cli.progress import ProgressView
+    from flashback.hosts.outside import find_hosts
+
     find_hosts(host_file)
     check_one_run(folder)
     with ProgressView() as view:
-        watching = [view.watch(*known_of(folder))]
-        resume_run(folder, data=data, device=device, observers=watching, track=track or [])
+        observers = [view.watch(*name_and_tasks(folder))]
+        fb.resume(folder, data=data, device=device, observers=observers, track=track or [])
     show.show_run(folder)
 
 
@@ -185,14 +184,18 @@ def compare(
     """Does flashback help this host?
 
     Trains both arms with the same settings, seeds and number of steps, and answers with a table and a paired test.
-    What is finished in the folder already is used again.
+    Finished runs in the folder are used again.
     """
+    from flashback.cli import tables
+    from flashback.cli.progress import ProgressView
+    from flashback.studies.comparison import NothingToCompareError
+
     benchmark = benchmark or DEFAULT_BENCHMARK
     folder = out or Path("runs") / f"compare-{host}-{Path(benchmark).stem}"
-    say_missing_recipe(host, benchmark, recipe or DEFAULT_RECIPE, host_file)
+    note_missing_recipe(host, benchmark, recipe or DEFAULT_RECIPE, host_file)
     with ProgressView() as view:
         try:
-            comparison = compare_arms(
+            comparison = fb.compare(
                 host,
                 benchmark,
                 seeds=choose_seeds(seeds, seed_list),
@@ -206,50 +209,42 @@ def compare(
                 track=track or [],
                 watch=view.watch,
             )
-        except NothingToCompareError as failed:  # what is known is shown all the same
+        except NothingToCompareError as failed:  # show what there is all the same
             comparison = failed.comparison
     console = output()
     console.print(tables.comparison_table(comparison, console.width), tables.cost_table(comparison))
     for note in tables.comparison_notes(comparison):
-        console.print(note, soft_wrap=True)
-    console.print(f"Records: {folder}", soft_wrap=True)
-    for line in tables.failure_lines(comparison.failures):
-        typer.echo(line, err=True)
-    return 1 if comparison.failures else 0
+        show_line(note)
+    show_line(f"Records: {folder}")
+    return tables.report_failures(comparison.failures)
 
 
-report.register(app)
-studies.register(app)
-show.register(app)
-check.register(app)
-speed.register(app)
+for module in (report, studies, show, check, bench):
+    module.register(app)
 
 
-# ---------------------------------------------------------------- from options to what the functions want
+# ---------------------------------------------------------------- from options to arguments
 
 
 def choose_seeds(count: str | None, listed: str | None) -> list[int]:
     require(count is None or listed is None, "give --seeds or --seed-list, not both")
-    if listed is None:
-        return list(range(DEFAULT_SEEDS if count is None else how_many(count)))
     try:
-        return [int(seed) for seed in listed.split(",")]
-    except ValueError:
-        raise FlashbackError(f"--seed-list is whole numbers with commas between them, not '{listed}'") from None
-
-
-def how_many(count: str) -> int:
-    try:
-        return int(count)
+        if listed is not None:
+            return [int(seed) for seed in listed.split(",")]
+        return list(range(DEFAULT_SEEDS if count is None else int(count)))
     except ValueError:
         raise FlashbackError(
-            f"--seeds says how many seeds, such as 3 for 0, 1 and 2, not '{count}'; --seed-list takes the seeds "
+            f"--seed-list is whole numbers with commas between them, not '{listed}'"
+            if listed is not None
+            else f"--seeds says how many seeds, such as 3 for 0, 1 and 2, not '{count}'; --seed-list takes the seeds "
             "themselves, such as 123,246,369"
         ) from None
 
 
-def reconfigure(path: Path, changes: dict[str, Any], data: Path | None) -> RunConfig:
+def reconfigure(path: Path, changes: dict[str, Any], data: Path | None) -> fb.RunConfig:
     """The configuration of an earlier run, with some settings changed."""
+    from flashback.recipes import config_from_dict
+
     try:
         values = read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError):
@@ -260,13 +255,13 @@ def reconfigure(path: Path, changes: dict[str, Any], data: Path | None) -> RunCo
     return config_from_dict(values, data)
 
 
-def default_folder(config: RunConfig) -> Path:
+def default_folder(config: fb.RunConfig) -> Path:
     arm = "flashback" if config.flashback.enabled else "host"
     return Path("runs") / f"{config.host.name}-{Path(config.benchmark.name).stem}-{arm}-seed{config.seed}"
 
 
-def known_of(folder: Path) -> tuple[str, int | None]:
-    """The host and the number of tasks of a run that has begun; of another, its name."""
-    known = RunFolder(folder).read_run()
-    sizes = known.get("task_sizes")
-    return str(known.get("host", folder.name)), len(sizes) if isinstance(sizes, list) else None
+def name_and_tasks(folder: Path) -> tuple[str, int | None]:
+    """The host and the number of tasks of a run that has begun, else the name of the folder."""
+    record = RunFolder(folder).read_run()
+    sizes = record.get("task_sizes")
+    return str(record.get("host", folder.name)), len(sizes) if isinstance(sizes, list) else None

@@ -1,4 +1,4 @@
-"""What happens around every command: whatever goes wrong becomes one line on stderr and an exit code."""
+"""The entry point: whatever goes wrong becomes one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NoReturn, cast
 import typer
 
 from flashback.cli.commands import Saved, app
+from flashback.cli.console import say
 from flashback.config import HostSettings, homes_of
 from flashback.errors import FlashbackError
-from flashback.hosts import HOSTS
 
 # click's error; typer keeps it in different places in different versions
 UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
@@ -22,13 +22,13 @@ BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """0: done; 1: some runs failed; 2: an error of the user's to mend, told in one line; 130: interrupted."""
+    """Run the command line and exit: 0 done; 1 some runs failed; 2 bad input; 130 interrupted."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-        sys.exit(carry_out(sys.argv[1:] if arguments is None else list(arguments)))
+        sys.exit(exit_code(sys.argv[1:] if arguments is None else list(arguments)))
 
 
-def carry_out(arguments: list[str]) -> int:
+def exit_code(arguments: list[str]) -> int:
     try:
         code: int | None = app(args=arguments or ["--help"], prog_name="flashback", standalone_mode=False)
     except FlashbackError as error:
@@ -39,21 +39,26 @@ def carry_out(arguments: list[str]) -> int:
         return end(INTERRUPTED, "interrupted; the same command goes on where it stopped")
     except (KeyboardInterrupt, typer.Abort):
         return end(INTERRUPTED, "interrupted")
-    except BrokenPipeError:  # whoever read the output has had enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as problem:
         return end(FAILED, f"error: {problem.filename or 'a file'}: {problem.strerror or problem}")
-    # typer makes an exit code of Ctrl-C by itself
+    # typer itself turns Ctrl-C into an exit code
     return end(INTERRUPTED, "interrupted") if code == INTERRUPTED else code or 0
 
 
 def as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
-    """How to write an option that is none but the name of a setting, such as --lr; None where it is not."""
+    """How to write an unknown option that is the name of a setting, such as --lr; None if it is not."""
     option = str(getattr(error, "option_name", ""))
-    host = next((HOSTS[word].Settings for word in arguments if word in HOSTS), HostSettings)
-    keys = homes_of(option.lstrip("-").replace("-", "_"), host)
-    if not keys or arguments[0] not in WITH_SETTINGS:
+    if not option or arguments[0] not in WITH_SETTINGS:
+        return None
+    from flashback.cli.listing import registered, settings_of
+
+    name, hosts = option.lstrip("-").replace("-", "_"), registered("hosts", "HOSTS")
+    host_settings = next((settings_of(hosts[word]) for word in arguments if word in hosts), set())
+    keys = [f"host.{name}"] * (name in host_settings) + homes_of(name, HostSettings)
+    if not keys:
         return None
     words = " ".join(arguments).replace("=", " ").split()
     value = (*words[words.index(option) + 1 :], "...")[0]
@@ -63,9 +68,3 @@ def as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
 def end(code: int, line: str) -> int:
     say(line)
     return code
-
-
-def say(line: str) -> None:
-    """One line. What a terminal would obey is spelled out: names and values may come from anybody's files."""
-    words = " ".join(line.split())
-    print("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words), file=sys.stderr)

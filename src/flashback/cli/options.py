@@ -1,30 +1,40 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flashback.benchmarks.specs import BENCHMARKS
 from flashback.config import parse_assignment
 from flashback.errors import require
-from flashback.hosts import HOSTS
-from flashback.hosts.outside import HostFiles, find_hosts
-from flashback.recipes import lacks_recipe
 from flashback.records import dotted, is_begun
-from flashback.studies.comparison import runs_in
 
+# A metavar must not be the name of its option in capitals: some versions of typer then rename the option.
+Host = Annotated[str, typer.Argument(help="The method, e.g. icarl; see `flashback list hosts`.")]
+Benchmark = Annotated[
+    str | None,
+    typer.Option(help="A name (see `flashback list benchmarks`), an .npz or a folder; default: split-fashion-mini."),
+]
+Recipe = Annotated[
+    str | None, typer.Option(help="controlled (the default), anchor, as-published, defaults, or a recipe file.")
+]
+Out = Annotated[Path | None, typer.Option(help="The folder for the records; default: under runs/.")]
 Data = Annotated[Path | None, typer.Option(help="The folder the datasets are in.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Fast = Annotated[bool, typer.Option("--fast", help="Give up determinism for speed on a GPU.")]
+Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
 HostFile = Annotated[
     list[Path] | None,
-    typer.Option("--host-file", metavar="FILE", help="A file that registers hosts or nets of yours; may be repeated."),
+    typer.Option("--host-file", metavar="FILE", help="A file that registers your own hosts or nets; may be repeated."),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="How many runs go on at a time; default: one on a CPU, on a GPU as many as make all faster."),
+    typer.Option(
+        help="How many runs train at a time; default: 1 on a CPU, on a GPU as many as cores and memory allow."
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -32,10 +42,11 @@ Set = Annotated[
 ]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", metavar="TRACKER", help="tensorboard, wandb or mlflow; may be repeated."),
+    typer.Option("--track", metavar="NAME", help="tensorboard, wandb or mlflow; may be repeated."),
 ]
 
-STANDS_FOR = {  # options that have a setting of their own
+DEFAULT_BENCHMARK, DEFAULT_RECIPE = "split-fashion-mini", "controlled"
+SETTING_OF = {  # options that stand for a setting
     "--benchmark": "benchmark.name",
     "--seed": "seed",
     "--flashback": "flashback.enabled",
@@ -46,17 +57,22 @@ STANDS_FOR = {  # options that have a setting of their own
 
 
 def parse_settings(assignments: list[str] | None, options: dict[str, Any]) -> dict[str, Any]:
-    """What --set says, and the options that stand for settings; where one is given twice, both have to agree."""
-    own = dict(map(parse_assignment, assignments or []))  # of one given twice the last counts, as for any option
-    set_so, given = dotted(own), {name: value for name, value in options.items() if value is not None}
+    """The settings from --set and from options that stand for one; if both are given they have to agree."""
+    settings = dict(map(parse_assignment, assignments or []))  # if one is repeated the last counts
+    full_keys, given = dotted(settings), {name: value for name, value in options.items() if value is not None}
     for option, value in given.items():
-        key = STANDS_FOR[option]
-        require(set_so.get(key, value) == value, f"{option} and --set {key} disagree; give one of them")
-    return own | {STANDS_FOR[option]: value for option, value in given.items()}
+        key = SETTING_OF[option]
+        require(full_keys.get(key, value) == value, f"{option} and --set {key} disagree; give one of them")
+    return settings | {SETTING_OF[option]: value for option, value in given.items()}
 
 
-def say_missing_recipe(host: str, benchmark: str, recipe: str, host_file: HostFiles = None) -> None:
-    """One line where the defaults stand in for a recipe; of names that do not exist, others will say so."""
+def note_missing_recipe(host: str, benchmark: str, recipe: str, host_file: Sequence[Path] | None = None) -> None:
+    """Say so if the defaults stand in for a recipe; names that do not exist are reported elsewhere."""
+    from flashback.benchmarks import BENCHMARKS
+    from flashback.hosts import HOSTS
+    from flashback.hosts.outside import find_hosts
+    from flashback.recipes import lacks_recipe
+
     find_hosts(host_file)
     known = host in HOSTS and (benchmark in BENCHMARKS or Path(benchmark).exists())
     if known and lacks_recipe(host, benchmark, recipe):
@@ -64,17 +80,18 @@ def say_missing_recipe(host: str, benchmark: str, recipe: str, host_file: HostFi
 
 
 def check_one_run(folder: Path) -> None:
-    """A folder of many runs is told what to do with them; of one without any, others will say so."""
+    """Refuse a folder of many runs and say what to do with it."""
     if is_begun(folder):
         return
+    from flashback.studies.comparison import runs_in
+
     report = f"`flashback report {folder}` shows what is finished"
     require(
         not runs_in(folder),
         f"{folder} is the folder of a comparison: the same `flashback compare` command goes on with it, {report}",
     )
-    first = next(iter(sorted(folder.rglob("config.yaml"))), None) if folder.is_dir() else None
     require(
-        first is None,
+        not (folder.is_dir() and any(folder.rglob("config.yaml"))),
         f"{folder} holds many runs: the `flashback sweep` or `flashback tune` command goes on with them, {report}, "
         "or give the folder of one run",
     )

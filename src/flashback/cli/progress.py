@@ -1,83 +1,124 @@
-"""Consoles, and one line on the terminal for every run under way: its task, stage, epoch and losses."""
+"""One line on the terminal for every run that is training: its bar, clocks, task, stage, epoch and losses."""
 
 from __future__ import annotations
 
-import os
-import sys
-from types import TracebackType
+import time
+from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
+from rich.text import Text
 
 from flashback.training.running import accuracy_so_far
 from flashback.training.trainer import Event, Observer
 
-WIDTH = 120  # of tables where no terminal says how wide it is
-
-
-def output() -> Console:
-    """Results go to stdout, everything else to stderr."""
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=False, markup=False, width=None if known else WIDTH)
+QUIET = 60.0  # seconds without a line after which one is written where there is no terminal
+NAME, BAR = 30, 10  # columns of a line
+A_DAY = 24 * 3600.0
 
 
 class ProgressView:
-    """Shows runs while they are under way; where stderr is not a terminal, a line for each task they have learned."""
+    """Shows the runs that are training.
+
+    Without a terminal it prints a line for every task learned, and at most one a minute in between.
+    """
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False, markup=False)
-        columns = (
-            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-            TimeElapsedColumn(),
-            BarColumn(bar_width=10),
-            TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
+        fixed = Column(no_wrap=True)
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False, table_column=fixed),
+            BarColumn(bar_width=BAR, table_column=Column(no_wrap=True, min_width=BAR)),
+            TimeElapsedColumn(table_column=fixed),
+            TimeLeftColumn(table_column=fixed),
+            StateColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            speed_estimate_period=A_DAY,
         )
-        self.progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self.last_line = time.monotonic()
 
     def __enter__(self) -> ProgressView:
         self.progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
     def watch(self, name: str, tasks: int | None = None) -> Observer:
-        return RunLine(self.progress, name, tasks)
+        """Return the observer of a run; `tasks` for a resumed run, which does not announce them again."""
+        return RunLine(self, name, tasks)
+
+    def print(self, line: str) -> None:
+        self.last_line = time.monotonic()
+        self.progress.console.print(line, soft_wrap=True)
+
+
+class TimeLeftColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        left = task.time_remaining
+        return Text("" if left is None else f"{timedelta(seconds=int(left))} left")
+
+
+class StateColumn(ProgressColumn):
+    """What the run is doing: the only column that a narrow terminal cuts."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["state"], no_wrap=True, overflow="ellipsis")
 
 
 class RunLine:
     """Observes one run and keeps its line up to date."""
 
-    def __init__(self, progress: Progress, name: str, tasks: int | None) -> None:
-        self.progress, self.name, self.tasks = progress, name, tasks  # a run that goes on does not tell its tasks again
-        self.line: TaskID = progress.add_task(name, total=None, state="starting")
+    def __init__(self, view: ProgressView, name: str, tasks: int | None) -> None:
+        self.view, self.progress, self.name, self.tasks = view, view.progress, name, tasks
+        short = name if len(name) <= NAME else f"...{name[3 - NAME :]}"
+        self.line: TaskID = self.progress.add_task(short, total=None, state="starting")
+        self.task, self.task_epochs = 0, 1
+        self.before_stage, self.stage_epochs = 0, 0  # epochs of the task before this stage, and in it
 
     def __call__(self, event: Event) -> None:
         kind = event["event"]
         if kind == "task":
             self.tasks = event["tasks"]
-        elif kind == "stage":
-            self.progress.update(self.line, completed=0, total=event["epochs"], state=self.describe(event))
-        elif kind == "epoch":
-            done = event["epoch"] + 1
-            self.progress.update(self.line, completed=done, total=event["epochs"], state=self.describe(event))
+        elif kind in ("stage", "epoch"):
+            self.advance(event)
         elif kind == "evaluation":
-            self.tell(event, is_last=event["task"] + 1 == self.tasks)
+            self.report(event)
+        if kind == "end" and self.line in self.progress.task_ids:
+            self.progress.remove_task(self.line)
 
-    def tell(self, event: Event, is_last: bool) -> None:
+    def advance(self, event: Event) -> None:
+        """The bar shows the share of the run; a task is taken to have as many epochs as the longest so far."""
+        is_new_task, epochs = event["task"] != self.task, event["epochs"]
+        if event["event"] == "stage":
+            self.before_stage = 0 if is_new_task else self.before_stage + self.stage_epochs
+        self.task, self.stage_epochs = event["task"], epochs
+        self.task_epochs = max(self.task_epochs, self.before_stage + epochs)
+        done = self.before_stage + (event["epoch"] + 1 if "epoch" in event else 0)
+        share = None if self.tasks is None else self.task + done / self.task_epochs
+        self.progress.update(self.line, completed=share, total=self.tasks, state=self.describe(event))
+        if self.progress.disable and "epoch" in event and time.monotonic() - self.view.last_line >= QUIET:
+            where = f"{event['stage']}, epoch {event['epoch'] + 1} of {epochs}"
+            self.view.print(f"{self.name}: task {self.task + 1}{self.of_all}, {where}")
+
+    @property
+    def of_all(self) -> str:
+        return f" of {self.tasks}" if self.tasks else ""
+
+    def report(self, event: Event) -> None:
+        is_last = event["task"] + 1 == self.tasks
         if self.progress.disable or is_last:
-            of_all = f" of {self.tasks}" if self.tasks else ""
-            where = f"task {event['task'] + 1}{of_all}, " if self.progress.disable else ""
-            say = self.progress.console.print
-            say(f"{self.name}: {where}average accuracy {accuracy_so_far(event):.1f}", soft_wrap=True)
+            where = f"task {event['task'] + 1}{self.of_all}, " if self.progress.disable else ""
+            self.view.print(f"{self.name}: {where}average accuracy {accuracy_so_far(event):.1f}")
         if is_last:
             self.progress.remove_task(self.line)
 
     def describe(self, event: Event) -> str:
-        task = f"task {event['task'] + 1}" + (f"/{self.tasks}" if self.tasks else "")
-        parts = [task, event["stage"]]
+        parts = [f"task {event['task'] + 1}" + (f"/{self.tasks}" if self.tasks else ""), event["stage"]]
         if "epoch" in event:
-            losses = ", ".join(f"{name} {value:.3g}" for name, value in event["losses"].items())
-            parts += [f"epoch {event['epoch'] + 1}/{event['epochs']}", losses]
+            parts.append(f"epoch {event['epoch'] + 1}/{event['epochs']}")
+            parts.append(", ".join(f"{name} {value:.3g}" for name, value in event["losses"].items()))
         return "  ".join(parts)

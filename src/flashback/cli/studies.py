@@ -1,44 +1,42 @@
-"""The commands beyond a single question: sweeps, tuning, and how alike representations are."""
+"""The commands sweep, tune and cka."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
-from flashback.cli import tables
-from flashback.cli.options import Data, Device, HostFile, Jobs, Set, Track, say_missing_recipe
-from flashback.cli.progress import ProgressView, output
-from flashback.cli.report import say_answers
-from flashback.config import parse_assignment
-from flashback.reports import read_report
-from flashback.reports.words import written
-from flashback.studies.jobs import Job, RunContext, lacking_data
-from flashback.studies.similarity import compare_representations
-from flashback.studies.sweeps import (
-    FAILED,
-    RUNNING,
-    STATES,
-    Outcome,
-    Sweep,
-    left_out,
-    plan,
-    read_sweep,
-    run_sweep,
-    shipped_sweeps,
-    survey,
+import flashback as fb
+from flashback.cli.console import make_table, output, show_line
+from flashback.cli.listing import sweep_names
+from flashback.cli.options import (
+    DEFAULT_BENCHMARK,
+    DEFAULT_RECIPE,
+    Benchmark,
+    Data,
+    Device,
+    Host,
+    HostFile,
+    Jobs,
+    Out,
+    Recipe,
+    Set,
+    Track,
+    note_missing_recipe,
 )
-from flashback.studies.tuning import Tuned
-from flashback.studies.tuning import tune as tune_settings
-from flashback.training.trainer import Event, Observer
+from flashback.config import parse_assignment
+
+if TYPE_CHECKING:
+    from flashback.cli.progress import ProgressView
+    from flashback.studies.jobs import Job
+    from flashback.studies.sweeps import Outcome, Sweep
+    from flashback.studies.tuning import Tuned
+    from flashback.training.trainer import Event, Observer
 
 SYMBOLS = {"flashback.alpha": "alpha_p", "flashback.epochs": "E1"}
 
@@ -52,8 +50,8 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(
-    file: Annotated[str, typer.Argument(help=f"A YAML file, or one of: {', '.join(sorted(shipped_sweeps()))}.")],
-    out: Annotated[Path | None, typer.Option(help="The folder for all records; default: under runs/.")] = None,
+    file: Annotated[str, typer.Argument(help=f"A YAML file, or one of: {', '.join(sweep_names())}.")],
+    out: Out = None,
     jobs: Jobs = None,
     data: Data = None,
     device: Device = "auto",
@@ -65,15 +63,22 @@ def sweep(
 
     What is finished in the folder, from whatever machine, counts as done.
     """
+    from flashback.cli.answers import show_answers
+    from flashback.cli.progress import ProgressView
+    from flashback.cli.tables import report_failures
+    from flashback.reports import read_report
+    from flashback.studies.jobs import RunContext
+    from flashback.studies.sweeps import plan, read_sweep
+
     chosen, out = read_sweep(file), out or Path("runs") / f"sweep-{Path(file).stem}"
     triples = ((h, b, part.recipe) for part in chosen.parts for h, b in product(part.hosts, part.benchmarks))
     for host, benchmark, recipe in dict.fromkeys(triples):
-        say_missing_recipe(host, benchmark, recipe, host_file)
+        note_missing_recipe(host, benchmark, recipe, host_file)
     if dry_run:
         show_plan(chosen, plan(chosen, out, RunContext.of(data, device, host_file, jobs)))
         return 0
-    with LiveStates() as live:
-        outcome = run_sweep(
+    with ProgressView() as view:
+        outcome = fb.run_sweep(
             chosen,
             out,
             jobs=jobs,
@@ -81,89 +86,67 @@ def sweep(
             device=device,
             host_file=host_file,
             track=track or [],
-            watch=live.watch,
+            watch=watch_states(view),
         )
-    console = output()
-    console.print(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.", soft_wrap=True)
-    say_left_out(chosen)
-    if (found := read_report(out)).pairings:
-        say_answers(found)
-    console.print(f"Records: {out}; see them with: flashback report {out}", soft_wrap=True)
-    for line in tables.failure_lines(outcome.failures):
-        typer.echo(line, err=True)
-    return 1 if outcome.failures else 0
+    show_line(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.")
+    note_bare_hosts(chosen)
+    if (report := read_report(out)).pairings:
+        show_answers(report)
+    show_line(f"Records: {out}; see them with: flashback report {out}")
+    return report_failures(outcome.failures)
 
 
 def show_plan(chosen: Sweep, planned: Sequence[Job]) -> None:
-    """All runs with their states, and what is missing before those that wait can start."""
+    """Print all runs with their states, and which data are missing for those that wait."""
+    from flashback.studies.jobs import lacking_data
+    from flashback.studies.sweeps import survey
+
     outcome, waiting = survey(planned)
-    table = tables.make_table(chosen.title, "run", "state", texts=2)
+    table = make_table(chosen.title, "run", "state", texts=2)
     for name, state in outcome.states.items():
         table.add_row(name, state)
-    console = output()
-    console.print(table)
-    console.print(f"{outcome.finished} of {len(planned)} runs done; nothing was trained.", soft_wrap=True)
+    output().print(table)
+    show_line(f"{outcome.finished} of {len(planned)} runs done; nothing was trained.")
     for sentence in lacking_data(waiting):
-        console.print(f"{sentence[0].upper()}{sentence[1:]}.", soft_wrap=True)
-    say_left_out(chosen)
+        show_line(f"{sentence[0].upper()}{sentence[1:]}.")
+    note_bare_hosts(chosen)
 
 
-def say_left_out(chosen: Sweep) -> None:
+def note_bare_hosts(chosen: Sweep) -> None:
+    from flashback.studies.sweeps import left_out
+
     if bare := left_out(chosen):
-        said = f"Left out: flashback for {', '.join(bare)}; there is no knowledge to attach to."
-        output().print(said, soft_wrap=True)
+        show_line(f"Left out: flashback for {', '.join(bare)}; there is no knowledge to attach to.")
 
 
-class LiveStates:
-    """A live table of the runs under way and of those that failed; without a terminal, a line for each that ends."""
+def watch_states(view: ProgressView) -> Callable[[Outcome, str], Observer]:
+    """Watch each run on a line of its own, and say how many are done, running and waiting whenever one ends."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, markup=False)
-        self.live = Live(console=self.console, transient=True, auto_refresh=False)
-        self.details: dict[str, str] = {}
+    def watch(outcome: Outcome, name: str) -> Observer:
+        show_progress = view.watch(name)
 
-    def __enter__(self) -> LiveStates:
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.live.stop()
-
-    def watch(self, outcome: Outcome, name: str) -> Observer:
         def observe(event: Event) -> None:
-            if event["event"] == "epoch":
-                epoch = f"{event['epoch'] + 1} of {event['epochs']}"
-                self.details[name] = f"task {event['task'] + 1}, {event['stage']}, epoch {epoch}"
-            if self.live.is_started:
-                self.live.update(self.table(outcome), refresh=True)
-            elif event["event"] == "end":
-                self.console.print(f"{outcome.states[name]}: {name} ({self.counts(outcome)})", soft_wrap=True)
+            show_progress(event)
+            if event["event"] == "end":
+                counts = Counter(outcome.states.values())
+                summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+                view.print(f"{outcome.states[name]}: {name} ({summary})")
 
         return observe
 
-    def table(self, outcome: Outcome) -> Table:
-        table = Table("run", "state", "where", caption=self.counts(outcome), caption_justify="left")
-        for name, state in outcome.states.items():
-            if state in (RUNNING, FAILED):
-                table.add_row(name, state, self.details.get(name, "") if state == RUNNING else "")
-        return table
-
-    def counts(self, outcome: Outcome) -> str:
-        found = Counter(outcome.states.values())
-        return ", ".join(f"{found[state]} {state}" for state in STATES if found[state])
+    return watch
 
 
 # ---------------------------------------------------------------- tune
 
 
 def tune(
-    host: Annotated[str, typer.Argument(help="The method, e.g. icarl.")],
-    out: Annotated[Path | None, typer.Option(help="The folder for the study; default: under runs/.")] = None,
-    benchmark: Annotated[str, typer.Option(help="A name, an .npz or a folder.")] = "split-fashion-mini",
+    host: Host,
+    out: Out = None,
+    benchmark: Benchmark = None,
     trials: Annotated[int, typer.Option(help="How many choices to try, finished ones included.")] = 8,
     seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
-    recipe: Annotated[str, typer.Option(help="controlled, anchor, as-published, or a file.")] = "controlled",
+    recipe: Recipe = None,
     data: Data = None,
     device: Device = "auto",
     host_file: HostFile = None,
@@ -180,14 +163,18 @@ def tune(
 
     alpha_p and E1, or any others: those of flashback for the host with flashback, all others for the host alone.
     """
+    from flashback.cli.progress import ProgressView
+    from flashback.reports.words import written
+
+    benchmark = benchmark or DEFAULT_BENCHMARK
     with ProgressView() as view:
-        best = tune_settings(
+        best = fb.tune(
             host,
             benchmark,
             out=out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}",
             trials=trials,
             seed=seed,
-            recipe=recipe,
+            recipe=recipe or DEFAULT_RECIPE,
             settings=dict(map(parse_assignment, settings or [])),
             over=dict(map(parse_values, over or [])),
             data=data,
@@ -196,21 +183,20 @@ def tune(
             watch=view.watch,
         )
     names = [SYMBOLS.get(key, key) for key in best.choice]
-    table = tables.make_table("choices, best first", *names, "validation accuracy", texts=0)
+    table = make_table("choices, best first", *names, "validation accuracy", texts=0)
     for trial in best.trials:
         table.add_row(*(written(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}")
     table.add_row(*("-" for _ in names), f"{best.host_accuracy:.2f}", style="dim")
-    console = output()
-    console.print(table)
-    own = "" if best.with_flashback else " as its recipe has it"
-    console.print(f"The last row is the host alone{own}.{no_gain(best)}")
+    output().print(table)
+    as_recipe = "" if best.with_flashback else " as its recipe has it"
+    output().print(f"The last row is the host alone{as_recipe}.{no_gain(best)}")
     if len(best.trials) < trials:
-        console.print(f"These {len(best.trials)} are all choices there are.")
-    places = [("--data", data), *(("--host-file", file) for file in host_file or [])]
-    given = [str(word) for option in places if option[1] is not None for word in option]
+        output().print(f"These {len(best.trials)} are all choices there are.")
+    options = [("--data", data), *(("--host-file", file) for file in host_file or [])]
+    given = [str(word) for option in options if option[1] is not None for word in option]
     command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *given]
     use = "Use it" if best.accuracy > best.host_accuracy else "To see it on test images all the same"
-    console.print(f"{use}: {shlex.join(command)}", soft_wrap=True)
+    show_line(f"{use}: {shlex.join(command)}")
 
 
 def parse_values(assignment: str) -> tuple[str, Any]:
@@ -245,7 +231,9 @@ def cka(
 
     Compares representations with CKA, layer by layer, on old and new classes.
     """
-    found = compare_representations(
+    from flashback.studies.similarity import compare_representations
+
+    similarity = compare_representations(
         host,
         flashback,
         reference,
@@ -256,8 +244,8 @@ def cka(
         after_tasks=after_tasks,
     )
     columns = ("old, host", "old, flashback", "new, host", "new, flashback")
-    table = tables.make_table("CKA with joint training, on old and new classes", "layer", *columns)
-    for k, layer in enumerate(found["layers"]):
-        values = [found[part][arm][k] for part in ("old", "new") for arm in ("host", "flashback")]
+    table = make_table("CKA with joint training, on old and new classes", "layer", *columns)
+    for k, layer in enumerate(similarity["layers"]):
+        values = [similarity[part][arm][k] for part in ("old", "new") for arm in ("host", "flashback")]
         table.add_row(layer, *(f"{value:.4f}" for value in values))
     output().print(table)

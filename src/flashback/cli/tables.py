@@ -1,23 +1,17 @@
-"""Tables for people: what there is, what a run achieved, what a comparison found."""
+"""Tables of one run and of a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from rich import box
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flashback.benchmarks import describe_benchmarks
-from flashback.hosts import HOSTS
-from flashback.nets import NETS
-from flashback.recipes import list_recipes
+from flashback.cli.console import make_table
 from flashback.records import RunRecord
 from flashback.records.terms import ARMS, FLASHBACK, SETTINGS
-from flashback.reports.overview import against_cells, method_groups
-from flashback.reports.pairings import Report
 from flashback.reports.reading import Run
 from flashback.reports.words import (
     HIGHER_IS_BETTER,
@@ -35,10 +29,8 @@ from flashback.reports.words import (
 )
 from flashback.studies.comparison import Comparison, Row, metrics_of
 from flashback.studies.jobs import group_failures
-from flashback.studies.sweeps import read_sweep, shipped_sweeps
 
 ANY_WIDTH = 1000  # of a terminal that no table fills
-MOST = 40  # methods that a terminal shows
 WIDE = 96  # columns of a terminal that has room between the columns of a comparison; 80 hold them all
 
 
@@ -47,83 +39,17 @@ def arrow(metric: str) -> str:
     return "" if HIGHER_IS_BETTER[metric] else " ↓"
 
 
-def make_table(title: str, *columns: str, texts: int = 1) -> Table:
-    """The first `texts` columns hold words, the others numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for place, column in enumerate(columns):
-        is_text = place < texts
-        table.add_column(column, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
-    return table
-
-
-# ---------------------------------------------------------------- what there is
-
-
-def hosts_table() -> Table:
-    table = make_table("hosts", "name", "family", "flashback", "what it does", texts=4)
-    for name in HOSTS:
-        host = HOSTS[name]
-        table.add_row(name, host.family, "yes" if host.has_knowledge else "no", first_line(host.__doc__))
-    return table
-
-
-def benchmarks_table() -> Table:
-    rows = describe_benchmarks()
-    table = make_table("benchmarks", *rows[0], texts=len(rows[0]))
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    return table
-
-
-def nets_table() -> Table:
-    table = make_table("nets", "name", "what it is", texts=2)
-    for name in NETS:
-        table.add_row(name, first_line(NETS[name].__doc__))
-    table.add_row("timm:MODEL[:pretrained][:cls]", "Any image model of timm, if it is installed; cls: its class token.")
-    return table
-
-
-def recipes_table() -> Table:
-    table = make_table("recipes", "host", "benchmark", "kind", "note", texts=4)
-    for recipe in list_recipes():
-        table.add_row(recipe.host, recipe.benchmark, recipe.kind, recipe.note)
-    return table
-
-
-def sweeps_table() -> Table:
-    table = make_table("sweeps", "name", "what it is", texts=2)
-    for name in sorted(shipped_sweeps()):
-        table.add_row(name, read_sweep(name).title)
-    return table
-
-
-SHORT_LISTS = {"hosts": hosts_table, "benchmarks": benchmarks_table, "nets": nets_table}
-LISTS = {**SHORT_LISTS, "recipes": recipes_table, "sweeps": sweeps_table}
-
-
-def further_lists() -> str:
-    counts = f"{plural(len(list_recipes()), 'recipe')} (flashback list recipes)"
-    return f"There are also {counts} and {plural(len(shipped_sweeps()), 'sweep')} (flashback list sweeps)."
-
-
-def first_line(text: str | None) -> str:
-    return (text or "").strip().partition("\n")[0]
-
-
 # ---------------------------------------------------------------- one run
 
 
 def run_table(run: Run) -> Table:
-    title = f"{titled(run.host, run.arm == FLASHBACK, run.benchmark)}, seed {run.seed}"
+    arm = "with" if run.arm == FLASHBACK else "without"
+    title = f"{run.host} {arm} flashback on {run.benchmark}, seed {run.seed}"
     table = make_table(title, f"{run.classifier} classifier", *SETTING_TITLES.values())
     for metric in metrics_of([run.record]):
         name = f"{TITLES[metric][1]}{arrow(metric)}"
         table.add_row(name, *(number(run.record.results[setting][metric]) for setting in SETTINGS))
     return table
-
-
-def titled(host: object, flashback: object, benchmark: object) -> str:
-    return f"{host} {'with' if flashback else 'without'} flashback on {benchmark}"
 
 
 def run_cost(record: RunRecord) -> str:
@@ -136,7 +62,6 @@ def run_cost(record: RunRecord) -> str:
 
 
 def comparison_table(comparison: Comparison, width: int) -> Table:
-    """Rows have the short names of the reports, so that all columns fit 80 letters."""
     table = comparison_rows(comparison, width)
     fits = Console(width=ANY_WIDTH).measure(table).maximum <= width
     return table if fits else comparison_rows(comparison, width, broken="-\n")
@@ -159,39 +84,6 @@ def comparison_rows(comparison: Comparison, width: int, broken: str = "-") -> Ta
             if row.setting == setting:
                 table.add_row(f"  {TITLES[row.metric][0]}{arrow(row.metric)}", *row_cells(row))
         table.add_section()
-    return table
-
-
-# ---------------------------------------------------------------- methods of a report
-
-
-def methods_table(report: Report, setting: str, metrics: Sequence[str]) -> Table:
-    """Every method with its means, in a block for every protocol; of very many the best."""
-    groups = method_groups(report, setting, metrics)
-    title = f"{SETTING_TITLES[setting]}, best first"
-    table = make_table(title, "method", "seeds", *(f"{TITLES[metric][0]}{arrow(metric)}" for metric in metrics))
-    many = sum(map(len, groups.values())) > MOST
-    most = max(1, MOST // len(groups)) if many else MOST
-    for name, rows in groups.items():
-        if len(groups) > 1:
-            table.add_section()
-            table.add_row(Text(f"on {name}", style="bold"))
-        for row in rows[:most]:
-            table.add_row(row.method.name, str(row.seeds), *row.cells)
-    left = sum(len(rows[most:]) for rows in groups.values())
-    more = f"; {left} more in the report" if left else ""
-    table.caption, table.caption_justify = f"mean ± deviation over seeds{more}; ↓ less is better", "left"
-    return table
-
-
-def against_table(report: Report, setting: str) -> Table:
-    """The average accuracy of every method beside that of the one it is tested against."""
-    title = f"against {report.baseline}: average accuracy, {SETTING_TITLES[setting]}"
-    table = make_table(title, "method", "against", "difference", "95 % interval", "p", "p adj.", "pairs", texts=2)
-    table.caption = "paired t-test by seed; p adj. is adjusted for the number of tests (Holm)"
-    table.caption_justify = "left"
-    for name, base, _, _, _, *tested in against_cells(report, setting, ["average_accuracy"]):
-        table.add_row(name, base, *tested)
     return table
 
 
@@ -228,5 +120,8 @@ def comparison_notes(comparison: Comparison) -> Iterable[str]:
     yield comparison.sentence
 
 
-def failure_lines(failures: Mapping[str, Any]) -> Iterable[str]:
-    return (f"failed: {name}: {problem}" for name, problem in group_failures(failures).items())
+def report_failures(failures: Mapping[str, str]) -> int:
+    """Name the runs that failed on stderr; returns the exit code."""
+    for name, problem in group_failures(failures).items():
+        typer.echo(f"failed: {name}: {problem}", err=True)
+    return 1 if failures else 0

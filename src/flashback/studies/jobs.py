@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from flashback.benchmarks.load import fetch_data, missing_data
-from flashback.errors import FlashbackError, require
+from flashback.errors import FlashbackError, Interrupted, require
 from flashback.hosts import HOSTS
 from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
 from flashback.recipes import config_from_dict
@@ -25,7 +25,6 @@ from flashback.records import RunFolder
 from flashback.studies.packing import FixedConcurrency, MeasuredConcurrency, sharing_gpu
 from flashback.studies.processes import DIED, STOPPED, end_of, run_in_processes
 from flashback.training.building import LACK_OF_MEMORY
-from flashback.training.checkpoints import Interrupted
 from flashback.training.environment import PORTION, select_device
 from flashback.training.finished import finished_run
 from flashback.training.first_task_cache import SHARED, first_task_settings

@@ -1,4 +1,4 @@
-"""What a run would spend, counted before it is made."""
+"""Whether a run can be made, and what it would spend, before it is made."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from flashback.config import RunConfig
 from flashback.training.building import build_method, open_benchmark
 
 
-def preview_cost(config: RunConfig, data: str | Path | None) -> list[dict[str, Any]]:
-    """What a run would spend, stage by stage, as its record will have it; the data must be at hand.
+def check_buildable(config: RunConfig, data: str | Path | None) -> None:
+    """Raise a FlashbackError for settings that a run would refuse; the data must be at hand."""
+    build_method(config, open_benchmark(config, data, download=False, labels_only=True), "cpu")
 
-    Counts depend on labels and settings alone, so a small network that is not trained walks through all stages. Only
-    a memory carries images from one task to the next; without one nothing need be begun or ended.
+
+def preview_cost(config: RunConfig, data: str | Path | None) -> list[dict[str, Any]]:
+    """Count what a run would spend, stage by stage; the data must be at hand.
+
+    Counts depend on labels and settings alone, so a small untrained network goes through all stages. Only a memory
+    carries images from one task to the next, so hosts without one skip the begin and the end of a stage.
     """
     small = replace(
         config, host=replace(config.host, net="smallcnn"), training=replace(config.training, image_size=None)

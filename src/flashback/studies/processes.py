@@ -14,9 +14,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from flashback.errors import require, warn_once
+from flashback.errors import Interrupted, require, warn_once
 from flashback.studies.packing import Concurrency, environment, portion
-from flashback.training.checkpoints import Interrupted
 from flashback.training.environment import PORTION
 from flashback.training.trainer import Event, Observer
 

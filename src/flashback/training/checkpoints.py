@@ -24,6 +24,7 @@ from torch import Tensor
 
 from flashback.config import CheckpointConfig, build
 from flashback.errors import FlashbackError, require
+from flashback.errors import Interrupted as Interrupted
 from flashback.files import LARGEST_RECORD, NO_SPACE, read_file, write_atomically
 from flashback.records.terms import SETTINGS
 from flashback.training.result import History
@@ -33,13 +34,6 @@ KEPT = 2  # the last good one, and the one before in case the last is damaged
 MANIFEST = re.compile(r"[0-9]{6,}\.json")
 AFTER_TASKS = "after-task-{}"  # folders of the models that were kept on the way, counted from 1
 OWN_FILE = re.compile(r"(?:\.(?:[0-9a-f]{8}\.)?)?([0-9]{6,})\.(json|safetensors)(\.part)?")
-
-
-class Interrupted(KeyboardInterrupt):
-    """A run was asked to stop and has saved its state."""
-
-    def __init__(self, said: str = "stopped, and saved: the same call goes on from here") -> None:
-        super().__init__(said)
 
 
 class Checkpoints:

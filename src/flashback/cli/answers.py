@@ -1,0 +1,95 @@
+"""What a report says, for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from flashback.cli.console import make_table, output, show_line
+from flashback.cli.tables import arrow
+from flashback.records.terms import SETTINGS
+from flashback.reports import Pairing, Report
+from flashback.reports.against import tested_against, untested
+from flashback.reports.overview import OVERVIEW, against_cells, method_groups
+from flashback.reports.pairings import Outcome
+from flashback.reports.sections import remarks
+from flashback.reports.words import SETTING_TITLES, TITLES
+
+MOST_ROWS = 40  # methods that a terminal shows
+MOST_ANSWERS = 10  # comparisons that have a sentence each
+OUTCOMES = {
+    Outcome.BETTER: "significantly better with flashback",
+    Outcome.WORSE: "significantly worse with flashback",
+    Outcome.ALIKE: "without a significant difference",
+    Outcome.UNTESTED: "that allow no test",
+}
+
+
+def show_answers(report: Report) -> None:
+    """Print what there is, the answers, and all methods with their means."""
+    console = output()
+    for line in answers(report):
+        show_line(line)
+    if report.has_overview:
+        metrics = report.metrics if report.chosen else OVERVIEW
+        for setting in SETTINGS:
+            console.print(methods_table(report, setting, metrics))
+        for line in report.empty(metrics):
+            show_line(line)
+    if pairs := tested_against(report):
+        console.print(against_table(report, SETTINGS[0]))
+    reservations = [f"{versus.name}: {versus.reservation}." for versus in pairs if versus.reservation]
+    for line in [*reservations, *untested(report)]:
+        show_line(line)
+
+
+def answers(report: Report) -> Iterator[str]:
+    """A sentence for each comparison; if there are many, how often which outcome came out."""
+    yield f"{report.contents}."
+    yield from report.code_remarks
+    if len(report.comparisons) > MOST_ANSWERS:
+        yield summary(report.comparisons)
+    else:
+        yield from (f"{pairing.name}: {pairing.answer(SETTINGS[0])}" for pairing in report.comparisons)
+        yield from remarks(Report(report.comparisons, [], {}))
+    if report.singles and report.comparisons:
+        yield f"{report.singles_in_words}."
+
+
+def summary(comparisons: Sequence[Pairing]) -> str:
+    outcomes = Counter(pairing.outcome(SETTINGS[0]) for pairing in comparisons)
+    each = ", ".join(f"{count} {OUTCOMES[outcome]}" for outcome, count in sorted(outcomes.items()))
+    return f"By average accuracy, {SETTING_TITLES[SETTINGS[0]]}: {each}. The report has the answers."
+
+
+def methods_table(report: Report, setting: str, metrics: Sequence[str]) -> Table:
+    """Every method with its means, in a block for every protocol; if there are very many, the best."""
+    groups = method_groups(report, setting, metrics)
+    title = f"{SETTING_TITLES[setting]}, best first"
+    table = make_table(title, "method", "seeds", *(f"{TITLES[metric][0]}{arrow(metric)}" for metric in metrics))
+    many = sum(map(len, groups.values())) > MOST_ROWS
+    most = max(1, MOST_ROWS // len(groups)) if many else MOST_ROWS
+    for name, rows in groups.items():
+        if len(groups) > 1:
+            table.add_section()
+            table.add_row(Text(f"on {name}", style="bold"))
+        for row in rows[:most]:
+            table.add_row(row.method.name, str(row.seeds), *row.cells)
+    left = sum(len(rows[most:]) for rows in groups.values())
+    more = f"; {left} more in the report" if left else ""
+    table.caption, table.caption_justify = f"mean ± deviation over seeds{more}; ↓ less is better", "left"
+    return table
+
+
+def against_table(report: Report, setting: str) -> Table:
+    """The average accuracy of every method beside that of the one it is tested against."""
+    title = f"against {report.baseline}: average accuracy, {SETTING_TITLES[setting]}"
+    table = make_table(title, "method", "against", "difference", "95 % interval", "p", "p adj.", "pairs", texts=2)
+    table.caption = "paired t-test by seed; p adj. is adjusted for the number of tests (Holm)"
+    table.caption_justify = "left"
+    for name, base, _, _, _, *tested in against_cells(report, setting, ["average_accuracy"]):
+        table.add_row(name, base, *tested)
+    return table
