@@ -1,4 +1,4 @@
-"""The pages of the documentation, taken apart: code blocks, commands and tables."""
+"""Parse the pages of the documentation into code blocks, commands and tables."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Block:
     language: str
     title: str | None  # the file a reader saves it as
     text: str
-    not_run: str | None  # why it cannot be carried out here
+    not_run: str | None  # why it cannot be run here
 
     def commands(self) -> list[list[str]]:
-        """The command lines of a shell block, in words, comments and prompts taken off."""
+        """Split the command lines of a shell block into words, without comments and prompts."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [words for line in lines if (words := shlex.split(line.strip().removeprefix("$ "), comments=True))]
 
@@ -47,7 +47,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def why_not(line: str) -> str | None:
-    """What a comment above a block says against carrying it out."""
+    """Return why a comment above a block forbids running it."""
     if mark := NOT_RUN.match(line):
         return mark["reason"]
     mark = NEEDS.match(line)
@@ -55,19 +55,19 @@ def why_not(line: str) -> str | None:
 
 
 def calls(block: Block, program: str) -> list[list[str]]:
-    """The arguments of each call of a program in a shell block."""
+    """Return the arguments of each call of a program in a shell block."""
     return [words[1:] for words in block.commands() if words[0] == program] if block.language in SHELL else []
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading, down to the next one of its level or above."""
-    found = re.search(rf"^(#+) {re.escape(title)}$\n(.*?)(?=^#{{1,3}} |\Z)", text, flags=re.MULTILINE | re.DOTALL)
-    assert found, f"there is no section '{title}'"
-    return found[2]
+    """Return the text under a heading, up to the next heading."""
+    match = re.search(rf"^(#+) {re.escape(title)}$\n(.*?)(?=^#{{1,3}} |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert match, f"there is no section '{title}'"
+    return match[2]
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of all table rows, without headings and without the marks of code."""
+    """Return the cells of all table rows, without headings and backticks."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     heads = {k for k, line in enumerate(lines) if k + 1 < len(lines) and re.match(r"\| -+:? ", lines[k + 1])}
     kept = [line for k, line in enumerate(lines) if k not in heads and not re.match(r"\| -+:? ", line)]

@@ -11,10 +11,12 @@ from doc_pages import DOCS, blocks
 import flashback as fb
 from helpers import tiny_benchmark
 
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("der++", "lucir", "foster")]
 
-@pytest.mark.parametrize("host", ["icarl", "der++", "lucir", "foster"])
+
+@pytest.mark.parametrize("host", ["icarl", *SLOW])
 def test_the_loop_does_what_the_trainer_does(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without augmentation and draws, where the two have the same random numbers; else step by step the same calls."""
+    """Without augmentation and draws both use the same random numbers, so iCaRL ends with the same weights."""
     (listing,) = [block.text for block in blocks(DOCS / "your-own-loop.md") if block.language == "python"]
     assert listing.count('"icarl"') == listing.count("epochs=5") == 1
     settings = "epochs=2, batch_size=9, momentum=0.9, net='smallcnn', device='cpu', views=()"

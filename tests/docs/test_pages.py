@@ -1,4 +1,4 @@
-"""What the pages say of the code is so: every table is compared with what it describes."""
+"""Every table of the documentation agrees with the code that it describes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def text_of(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-def shown(value: Any) -> str:
-    """A default as the pages write it: as YAML does."""
+def as_yaml(value: Any) -> str:
+    """Write a default as YAML does."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(str, value))}]"
     return (value or "empty") if isinstance(value, str) else json.dumps(value)
 
 
 def defaults(settings: type, prefix: str) -> dict[str, str]:
-    """Of plain fields; those that hold further settings have tables of their own."""
+    """Return the defaults of plain fields; nested settings have their own tables."""
     fields = [field for field in dataclasses.fields(settings) if field.default is not dataclasses.MISSING]
-    return {f"{prefix}{field.name}": shown(field.default) for field in fields}
+    return {f"{prefix}{field.name}": as_yaml(field.default) for field in fields}
 
 
 # ---------------------------------------------------------------- hosts and settings
@@ -70,12 +70,12 @@ def test_every_host_has_a_section_with_its_settings(name: str) -> None:
             assert word in text, f"{name}: nothing is said of {word}"
 
 
-def test_no_section_is_of_a_host_that_is_gone() -> None:
+def test_every_section_describes_a_registered_host() -> None:
     assert set(re.findall(r"^### (\S+)$", text_of("hosts.md"), flags=re.MULTILINE)) <= set(HOSTS)
 
 
 @pytest.mark.parametrize("name", ["benchmark", "training", "flashback", "checkpoint", "the run"])
-def test_every_setting_of_a_run_is_told(name: str) -> None:
+def test_every_setting_of_a_run_is_listed(name: str) -> None:
     sections = {field.name: field.default_factory for field in dataclasses.fields(RunConfig)}
     inner = sections.get(name)
     expected = defaults(inner, f"{name}.") if isinstance(inner, type) else defaults(RunConfig, "")
@@ -88,8 +88,8 @@ def test_every_setting_of_a_run_is_told(name: str) -> None:
 def test_all_recipes_are_listed() -> None:
     table: dict[str, list[str]] = {}
     for name in sorted({recipe.host for recipe in list_recipes()}):
-        own = [sorted(r.benchmark for r in list_recipes() if (r.host, r.kind) == (name, kind)) for kind in KINDS]
-        table[name] = ["<br>".join(benchmarks) or "–" for benchmarks in own]
+        by_kind = [sorted(r.benchmark for r in list_recipes() if (r.host, r.kind) == (name, kind)) for kind in KINDS]
+        table[name] = ["<br>".join(benchmarks) or "–" for benchmarks in by_kind]
     listed = {row[0]: row[1:] for row in rows(section(text_of("recipes.md"), "Shipped recipes"))}
     expected = "\n".join(f"| `{name}` | {' | '.join(cells)} |" for name, cells in table.items())
     assert listed == table, f"the list should be\n{expected}"
@@ -187,12 +187,12 @@ def test_the_reference_names_what_exists() -> None:
 
 
 def test_the_reference_names_what_the_pages_import() -> None:
-    told = {name.rpartition(".")[2] for name in re.findall(r"flashback\.[\w.]+", text_of("api.md"))}
+    listed = {name.rpartition(".")[2] for name in re.findall(r"flashback\.[\w.]+", text_of("api.md"))}
     for page in DOCS.glob("*.md"):
         text = page.read_text(encoding="utf-8")
         for names in re.findall(r"^\s*from flashback[\w.]* import (.+)$", text, re.MULTILINE):
-            missing = {name.split(" as ")[0].strip() for name in names.split(",")} - told
-            assert not missing, f"{page.name} imports what the reference does not tell: {missing}"
+            missing = {name.split(" as ")[0].strip() for name in names.split(",")} - listed
+            assert not missing, f"{page.name} imports what the reference does not list: {missing}"
 
 
 def test_every_page_is_in_the_menu() -> None:

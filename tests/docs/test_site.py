@@ -8,11 +8,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from doc_pages import DOCS, ROOT
 
 from helpers import lacking
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_is_self_contained(tmp_path: Path) -> None:
     if not all(map(find_spec, ("mkdocs", "material", "mkdocstrings"))):
         lacking("the packages of the extra docs")

@@ -1,4 +1,4 @@
-"""docs/your-own-host.md, carried out: its code is the host, its commands are the commands."""
+"""docs/your-own-host.md: its code is saved and its commands are run; hosts from files and packages are loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from flashback.metrics.accuracy import METRICS
 from flashback.nets import NETS
 from helpers import forgetting
 
-PAGE = (Path(__file__).parent.parent / "docs" / "your-own-host.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "your-own-host.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -37,7 +38,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     load_installed_hosts.cache_clear()
 
 
-def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks("python")) == 1
     assert len(blocks("python")[0].splitlines()) <= 50
     commands = [shlex.split(line) for block in blocks("console") for line in block.splitlines()]
@@ -55,8 +57,8 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     measured = {(row["setting"], row["metric"]) for row in comparison["rows"] if row["mean"]["flashback"] is not None}
     assert measured == {(s, m) for s in ("class_incremental", "task_incremental") for m in METRICS}
     for name in ("projected", "er", "wa", "wa-balanced"):
-        found = json.loads(Path(f"runs/{name}/comparison.json").read_text())
-        assert (found["failures"], found["equal_budget"]) == ({}, True)
+        comparison = json.loads(Path(f"runs/{name}/comparison.json").read_text())
+        assert (comparison["failures"], comparison["equal_budget"]) == ({}, True)
     assert {field.name for field in fields(HOSTS["my-er"].Settings)} == {"name", "net", "memory_size", "minibatch"}
     budget = json.loads(Path("runs/wa-balanced/flashback/seed-0/run.json").read_text())["budget"]
     assert [entry["stage"] for entry in budget] == ["learn", "phase 1", "phase 2", "balance"]
@@ -67,46 +69,45 @@ def test_the_page_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search("tiny +Two convolutions and the mean over space", capsys.readouterr().out)
 
 
-def test_settings_are_known_to_a_type_checker() -> None:
-    """`Settings = LogitAnchorSettings` is all that says what `self.settings` holds."""
+@pytest.mark.slow
+def test_a_type_checker_knows_the_settings() -> None:
     mypy = pytest.importorskip("mypy.api")
     code = blocks("python")[0]
     use = "weight=self.settings.strength)"
     assert code.count(use) == 2
     Path("misspelt.py").write_text(code.replace(use, "weight=self.settings.strenght)", 1))
-    root = Path(__file__).parent.parent
-    options = [f"--config-file={root / 'pyproject.toml'}", "--cache-dir=cache", "--no-color-output"]
+    options = [f"--config-file={ROOT / 'pyproject.toml'}", "--cache-dir=cache", "--no-color-output"]
     with pytest.MonkeyPatch.context() as around:
-        around.setenv("MYPYPATH", str(root / "src"))
-        said, _, _ = mypy.run([*options, "logit_anchor.py", "misspelt.py"])
-    errors = [line for line in said.splitlines() if ": error: " in line]
-    assert len(errors) == 1, said
+        around.setenv("MYPYPATH", str(ROOT / "src"))
+        output, _, _ = mypy.run([*options, "logit_anchor.py", "misspelt.py"])
+    errors = [line for line in output.splitlines() if ": error: " in line]
+    assert len(errors) == 1, output
     assert re.fullmatch(r'misspelt\.py:\d+: error: "LogitAnchorSettings" has no attribute "strenght".*', errors[0])
 
 
-def test_changed_code_is_not_taken_for_the_same_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_changed_code_are_not_reused(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--set", "benchmark.tasks=2", "--set", "training.epochs=1", "--set", "flashback.second_epochs=1"]
     command = ["compare", "logit-anchor", "--host-file", "logit_anchor.py", "--seeds", "1", "--out", "runs/a", *small]
 
-    def carry_out() -> object:
-        """As in a new process."""
+    def run_again() -> object:
+        """Run the command as a new process would: the host file is loaded again."""
         for name in [name for name in sys.modules if name.startswith("_flashback_host_")]:
             del sys.modules[name]
         with forgetting(HOSTS), pytest.raises(SystemExit) as end:
             main(command)
         return end.value.code
 
-    assert carry_out() == 0
+    assert run_again() == 0
     run = json.loads(Path("runs/a/host/seed-0/run.json").read_text())
     assert re.fullmatch("[0-9a-f]{16}", run["must_match"]["code"])
-    assert carry_out() == 0
+    assert run_again() == 0
     assert "Reused: 2 finished runs" in capsys.readouterr().out
     Path("logit_anchor.py").write_text(blocks("python")[0].replace("strength: float = 0.1", "strength: float = 0.1  "))
-    assert carry_out() == 2
+    assert run_again() == 2
     assert "was made with other code of this host or net" in capsys.readouterr().err
 
 
-def test_a_host_of_the_package_has_no_code_of_its_own() -> None:
+def test_a_host_of_the_package_records_no_outside_code() -> None:
     assert outside.outside_code("icarl", "resnet18") == outside.outside_code("icarl", "") == {}
 
 
@@ -131,7 +132,7 @@ def test_a_file_is_loaded_once(workplace: Path) -> None:
 
 
 def install(folder: Path, package: str, entry: str) -> None:
-    """What pip leaves behind of a package with an entry point."""
+    """Write the metadata that pip installs for a package with an entry point."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -153,7 +154,7 @@ def test_installed_packages_offer_hosts(workplace: Path, monkeypatch: pytest.Mon
     assert HOSTS[name].__module__ == module
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_installed_hosts()  # once is enough: neither imported nor warned of again
+        load_installed_hosts()  # imported and warned about only once
 
 
 def test_a_broken_package_does_not_stop_the_command_line(

@@ -1,4 +1,4 @@
-"""The example of examples/quickstart.py, whole, on fewer images."""
+"""examples/quickstart.py runs, on fewer images, and is the example of the README."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_it_runs_and_prints_both_settings(monkeypatch: pytest.MonkeyPatch, capsy
         return replace(whole, tasks=tuple(tasks))
 
     monkeypatch.setattr(fb, "load_benchmark", load_less)
-    left = runpy.run_path(str(EXAMPLE))
+    names = runpy.run_path(str(EXAMPLE))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["class_incremental", "task_incremental"]
     for setting, line in zip(("class_incremental", "task_incremental"), lines, strict=True):
-        accuracy = left["result"][setting]["average_accuracy"]
+        accuracy = names["result"][setting]["average_accuracy"]
         assert f"{accuracy:.1f} %" in line
-    assert left["result"]["task_incremental"]["average_accuracy"] > 55  # two classes a task: chance is 50
-    assert left["result"].history.bytes["plastic"] > 0
+    assert names["result"]["task_incremental"]["average_accuracy"] > 55  # two classes a task: chance is 50
+    assert names["result"].history.bytes["plastic"] > 0
 
 
 def test_it_is_short_and_the_same_in_the_readme() -> None:
@@ -49,7 +49,7 @@ def test_it_is_short_and_the_same_in_the_readme() -> None:
     assert code in README.read_text(encoding="utf-8")
 
 
-def test_plain_names_of_settings_find_their_place() -> None:
+def test_settings_are_given_by_plain_names() -> None:
     benchmark = fb.load_benchmark("split-fashion-mini", tasks=2)
     host = fb.build_host("icarl", benchmark, memory_size=40, epochs=3, lr=0.2, seed=5)
     config = host.config
