@@ -21,7 +21,7 @@ def test_equal_quota(capacity: int, classes: int, quota: int) -> None:
 
 
 def test_quotas_that_do_not_fit() -> None:
-    with pytest.raises(FlashbackError, match="no room for 8 classes"):
+    with pytest.raises(FlashbackError, match="too small for 8 classes"):
         equal_quota(7, 8)
 
 

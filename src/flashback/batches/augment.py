@@ -1,8 +1,8 @@
-"""Random changes to batches of images, on their device, each image with its own draw.
+"""Random augmentation of batches of images on their device, with separate parameters for each image.
 
-Images are uint8 [0, 255] or float [0, 1] tensors [B, C, H, W] with one channel or three, and keep their dtype. Each
-change is two functions, one that draws its parameters from a generator and one that applies them. Shapes are fixed and
-nothing waits for the device, so that all of it can be captured in a CUDA graph.
+Images are uint8 [0, 255] or float [0, 1] tensors [B, C, H, W] with one or three channels, and keep their dtype. Each
+augmentation is two functions: one draws the parameters, one applies them. Shapes are fixed and nothing waits for the
+device, so that all of it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CROP_TRIES = 10
 
 @lru_cache(maxsize=64)
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """A small float tensor, made once: copying it from the host would not be allowed while a graph is captured."""
+    """A small float tensor, cached: it could not be copied to the device while a graph is captured."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.float32, device=device)
 
@@ -31,8 +31,8 @@ def uniform(shape: tuple[int, ...], low: float, high: float, generator: Generato
     return torch.rand(shape, generator=generator, device=generator.device) * (high - low) + low
 
 
-def chosen(count: int, p: float, generator: Generator) -> Tensor:
-    """A mask with one draw of probability p for each image."""
+def random_mask(count: int, p: float, generator: Generator) -> Tensor:
+    """A mask that is True with probability p for each image."""
     return torch.rand(count, generator=generator, device=generator.device) < p
 
 
@@ -47,7 +47,7 @@ def as_unit(x: Tensor) -> Tensor:
 
 
 def like(result: Tensor, x: Tensor) -> Tensor:
-    """A float result in x's own range and dtype."""
+    """Convert a float result to the range and dtype of x."""
     return result.clamp(0, 1) if x.is_floating_point() else result.round().clamp(0, 255).to(x.dtype)
 
 
@@ -59,7 +59,7 @@ def draw_offsets(count: int, padding: int, generator: Generator) -> Tensor:
 
 
 def crop_at(x: Tensor, padding: int, offsets: Tensor) -> Tensor:
-    """The window of x's own size at each image's (row, column) offset in the zero-padded image."""
+    """Crop a window of the size of x at each image's (row, column) offset in the zero-padded image."""
     height, width = x.shape[-2:]
     windows = F.pad(x, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
     return windows[torch.arange(len(x), device=x.device), :, offsets[:, 0], offsets[:, 1]]
@@ -79,7 +79,7 @@ def flip_where(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def random_flip(x: Tensor, generator: Generator, p: float = 0.5) -> Tensor:
-    return flip_where(x, chosen(len(x), p, generator))
+    return flip_where(x, random_mask(len(x), p, generator))
 
 
 def draw_boxes(
@@ -89,7 +89,7 @@ def draw_boxes(
     ratio: tuple[float, float],
     generator: Generator,
 ) -> Tensor:
-    """Boxes (top, left, height, width) in whole pixels, with a random share of the area and a random aspect ratio."""
+    """Draw boxes (top, left, height, width) in whole pixels, with random area and aspect ratio."""
     height, width = shape
     tries = (count, CROP_TRIES)
     area = uniform(tries, *scale, generator) * height * width
@@ -98,11 +98,11 @@ def draw_boxes(
     fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
     # The first try that fits; without any, the largest centred box of an allowed ratio.
     first = fits.int().argmax(1, keepdim=True)
-    found = fits.any(1)
+    fitted = fits.any(1)
     nearest = min(max(width / height, ratio[0]), ratio[1])
-    h = torch.where(found, heights.gather(1, first)[:, 0], max(1, min(height, round(width / nearest))))
-    w = torch.where(found, widths.gather(1, first)[:, 0], max(1, min(width, round(height * nearest))))
-    place = torch.where(found[:, None], uniform((count, 2), 0, 1, generator), 0.5)
+    h = torch.where(fitted, heights.gather(1, first)[:, 0], max(1, min(height, round(width / nearest))))
+    w = torch.where(fitted, widths.gather(1, first)[:, 0], max(1, min(width, round(height * nearest))))
+    place = torch.where(fitted[:, None], uniform((count, 2), 0, 1, generator), 0.5)
     # floor(u * (n + 1)) is uniform over 0..n; u may round up to 1, hence the minimum.
     top = torch.minimum((place[:, 0] * (height - h + 1)).floor(), height - h)
     left = torch.minimum((place[:, 1] * (width - w + 1)).floor(), width - w)
@@ -110,7 +110,7 @@ def draw_boxes(
 
 
 def _resampling(start: Tensor, length: Tensor, inputs: int, outputs: int) -> Tensor:
-    """Matrices [B, outputs, inputs] that resample [start, start + length) linearly, widened where the image shrinks."""
+    """Matrices [B, outputs, inputs] that resample [start, start + length) linearly, with antialiasing."""
     step = (length / outputs)[:, None, None]
     pixels = torch.arange(inputs, device=start.device) + 0.5
     centres = start[:, None, None] + step * (torch.arange(outputs, device=start.device)[:, None] + 0.5)
@@ -121,7 +121,7 @@ def _resampling(start: Tensor, length: Tensor, inputs: int, outputs: int) -> Ten
 
 
 def resized_crop_at(x: Tensor, boxes: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Each image's box, resampled to a height and a width with antialiasing: two batched matrix products."""
+    """Resample the box of each image to a given shape by two batched matrix products."""
     top, left, h, w = boxes.unbind(1)
     rows = _resampling(top, h, x.shape[-2], shape[0])
     columns = _resampling(left, w, x.shape[-1], shape[1])
@@ -141,7 +141,7 @@ def draw_centres(count: int, shape: tuple[int, int], generator: Generator) -> Te
 
 
 def cutout_at(x: Tensor, size: int, centres: Tensor) -> Tensor:
-    """Zeros in a square around each image's (row, column) centre, cut off at the borders."""
+    """Set a square around each image's (row, column) centre to zero."""
 
     def covered(length: int, centre: Tensor) -> Tensor:
         distance = torch.arange(length, device=x.device) - (centre[:, None] - size // 2)
@@ -155,20 +155,20 @@ def cutout(x: Tensor, size: int, generator: Generator) -> Tensor:
     return cutout_at(x, size, draw_centres(len(x), (x.shape[-2], x.shape[-1]), generator))
 
 
-# Colour: grey images have no hue and no saturation, so these changes leave them alone
+# Colour: hue and saturation do not change grey images
 
 
 def grey(x: Tensor) -> Tensor:
-    """The grey values, float [B, 1, H, W] in x's own range."""
+    """Grey values, float [B, 1, H, W] in the range of x."""
     if x.shape[1] == 1:
         return x.float()
     return (x.float() * constant(LUMA, x.device).view(1, 3, 1, 1)).sum(1, keepdim=True)
 
 
 def blend(x: Tensor, base: Tensor, factor: Tensor) -> Tensor:
-    """base + factor * (x - base) in x's own range: factor 0 is the base, 1 is x, 2 is beyond it."""
+    """base + factor * (x - base) in the range of x: factor 0 gives the base, 1 gives x, 2 extrapolates."""
     result = base + factor * (x.float() - base)
-    return like(result if x.is_floating_point() else result.floor(), x)  # cut off as in Pillow's ImageEnhance
+    return like(result if x.is_floating_point() else result.floor(), x)  # rounded down as in Pillow's ImageEnhance
 
 
 def adjust_brightness(x: Tensor, factors: Tensor) -> Tensor:
@@ -184,11 +184,11 @@ def greyscale_where(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def greyscale(x: Tensor, p: float, generator: Generator) -> Tensor:
-    return greyscale_where(x, chosen(len(x), p, generator))
+    return greyscale_where(x, random_mask(len(x), p, generator))
 
 
 def shift_hue(x: Tensor, turns: Tensor) -> Tensor:
-    """Float images with their hue turned by [B] full circles, at the same saturation and value (HSV)."""
+    """Rotate the hue of float images by [B] full circles, keeping saturation and value (HSV)."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.unbind(1)
@@ -201,7 +201,7 @@ def shift_hue(x: Tensor, turns: Tensor) -> Tensor:
         torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
     )
     turned = sextant + 6 * turns.view(-1, 1, 1)
-    # A channel falls from the value by the chroma as the hue leaves that channel's third of the circle.
+    # A channel decreases from the value by the chroma as the hue leaves its third of the circle.
     places = (turned[:, None] + constant((5.0, 3.0, 1.0), x.device).view(1, 3, 1, 1)) % 6
     fall = torch.minimum(places, 4 - places).clamp(0, 1)
     return value[:, None] - chroma[:, None] * fall
@@ -210,7 +210,7 @@ def shift_hue(x: Tensor, turns: Tensor) -> Tensor:
 def draw_jitter(
     count: int, brightness: float, contrast: float, saturation: float, hue: float, generator: Generator
 ) -> tuple[Tensor, Tensor]:
-    """Each image's amounts (three factors around 1, turns around 0), and the order in which they act, both [B, 4]."""
+    """Draw the amounts (three factors around 1, turns around 0) and the order of the operations, both [B, 4]."""
     spread = constant((brightness, contrast, saturation, hue), generator.device)
     middle = constant((1.0, 1.0, 1.0, 0.0), generator.device)
     lowest = constant((0.0, 0.0, 0.0, -0.5), generator.device)
@@ -221,7 +221,7 @@ def draw_jitter(
 
 
 def jitter_by(x: Tensor, amounts: Tensor, order: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue of float images, in each image's own order."""
+    """Change brightness, contrast, saturation and hue of float images, in a separate order for each image."""
     for turn in order.unbind(1):
         amount = amounts.gather(1, turn[:, None])[:, 0]
         light = grey(x)
@@ -235,6 +235,6 @@ def jitter_by(x: Tensor, amounts: Tensor, order: Tensor) -> Tensor:
 def color_jitter(
     x: Tensor, brightness: float, contrast: float, saturation: float, hue: float, generator: Generator, p: float = 1.0
 ) -> Tensor:
-    mask = chosen(len(x), p, generator)
+    mask = random_mask(len(x), p, generator)
     amounts, order = draw_jitter(len(x), brightness, contrast, saturation, hue, generator)
     return torch.where(per_image(mask), jitter_by(x, amounts, order), x)

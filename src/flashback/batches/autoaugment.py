@@ -1,9 +1,9 @@
 """AutoAugment's policies for CIFAR-10 and ImageNet (Cubuk et al. 2019, appendix tables) on whole batches.
 
-Every operation belongs to one of three families: a warp (one affine map), a lookup (a table of 256 values per channel)
-or a blend (a mix with a simpler image). Each image gets its own parameters in each family, the identity where its
-operation is of another family, so two fixed-shape passes through the families apply a sub-policy to the whole batch.
-Warps take the nearest pixel and fill with grey 128.
+Each operation belongs to one of three families: a warp (an affine map), a lookup (a table of 256 values per channel) or
+a blend (a mix with a simpler image). Each image has parameters in each family, the identity if its operation is of
+another one, so that two fixed-shape passes through the families apply a sub-policy to a whole batch. Warps use the
+nearest pixel and fill with grey 128.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RANGES: dict[str, tuple[float, float, bool] | None] = {
 OPERATIONS = {name: index for index, name in enumerate(RANGES)}
 IDENTITY = len(OPERATIONS)
 
-# Two steps of (operation, probability, level) each; the level of an operation without a magnitude says nothing.
+# Two steps of (operation, probability, level) each; operations without a magnitude ignore the level.
 Policy = tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...]
 CIFAR10_POLICY: Policy = (
     (("Invert", 0.1, 7), ("Contrast", 0.2, 6)),
@@ -100,7 +100,7 @@ IMAGENET_POLICY: Policy = (
 
 
 def magnitude(operation: str, level: int) -> float:
-    """The value of a level; posterising keeps a whole number of bits."""
+    """The magnitude of a level; a whole number of bits for Posterize."""
     bounds = RANGES[operation]
     if bounds is None:
         return 0.0
@@ -111,7 +111,7 @@ def magnitude(operation: str, level: int) -> float:
 
 @lru_cache(maxsize=8)
 def _policy_tables(policy: Policy, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Operations, probabilities, magnitudes and drawn signs of the policy, [25, 2] each, made once per device."""
+    """Operations, probabilities, magnitudes and whether signs are drawn, [25, 2] each, cached per device."""
     steps = [step for sub_policy in policy for step in sub_policy]
     signed = [bounds is not None and bounds[2] for bounds in (RANGES[name] for name, _, _ in steps)]
     with torch.inference_mode(False):
@@ -126,7 +126,7 @@ def _policy_tables(policy: Policy, device: torch.device) -> tuple[Tensor, Tensor
 
 
 def draw_steps(policy: Policy, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Each image's two operations (the identity where chance says no) and their signed magnitudes, both [B, 2]."""
+    """Draw two operations for each image (or the identity) and their signed magnitudes, both [B, 2]."""
     device = generator.device
     operations, probabilities, magnitudes, signed = _policy_tables(policy, device)
     rows = torch.randint(0, len(policy), (count,), generator=generator, device=device)
@@ -137,7 +137,7 @@ def draw_steps(policy: Policy, count: int, generator: Generator) -> tuple[Tensor
 
 
 def warp(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
-    """Shears from the corner, translations, and rotations around the centre."""
+    """Shear from the corner, translate, or rotate around the centre."""
 
     def only(name: str) -> Tensor:
         return torch.where(operation == OPERATIONS[name], amount, 0).view(-1, 1, 1)
@@ -147,7 +147,7 @@ def warp(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
     cos, sin = angle.cos(), angle.sin()
     columns = torch.arange(width, device=x.device).view(1, 1, -1) + 0.5 - width / 2
     rows = torch.arange(height, device=x.device).view(1, -1, 1) + 0.5 - height / 2
-    # Where each output pixel comes from: rotated around the centre, then sheared and moved from the corner.
+    # The source of each output pixel: rotated around the centre, then sheared and moved from the corner.
     source_x = cos * columns - sin * rows + width / 2 + only("ShearX") * (rows + height / 2)
     source_y = sin * columns + cos * rows + height / 2 + only("ShearY") * (columns + width / 2)
     source_x = (source_x + only("TranslateX") * width).floor().long()
@@ -159,7 +159,7 @@ def warp(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
 
 
 def lookup(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
-    """AutoContrast, Equalize, Invert, Solarize, Posterize: a new value for each of the 256, per image and channel."""
+    """AutoContrast, Equalize, Invert, Solarize or Posterize, by a table of 256 values per image and channel."""
     values = torch.arange(256, device=x.device).expand(*x.shape[:2], -1)
     pixels = x.flatten(2).sort(2).values
     low, high = pixels[:, :, :1].long(), pixels[:, :, -1:].long()
@@ -186,7 +186,7 @@ def lookup(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
 
 
 def smooth(x: Tensor) -> Tensor:
-    """A 3x3 mean in which the middle counts five times; the border stays."""
+    """A 3x3 mean in which the middle counts five times; the border is unchanged."""
     whole = x.float()
     sums = F.avg_pool2d(whole, 3, stride=1, divisor_override=1) + 4 * whole[..., 1:-1, 1:-1]
     result = whole.clone()
@@ -195,7 +195,7 @@ def smooth(x: Tensor) -> Tensor:
 
 
 def enhance(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
-    """Color, Contrast, Brightness and Sharpness: away from grey, mean grey, black and smoothed images."""
+    """Color, Contrast, Brightness or Sharpness: extrapolate from a grey, mean-grey, black or smoothed image."""
     light = (grey(x) + 0.5).floor()
     bases = {
         "Color": light,
@@ -212,14 +212,14 @@ def enhance(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
 
 
 def apply_operation(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
-    """One operation for each image of a uint8 batch."""
+    """Apply one operation to each image of a uint8 batch."""
     for family in (warp, lookup, enhance):
         x = family(x, operation, amount)
     return x
 
 
 def auto_augment(x: Tensor, policy: Policy, generator: Generator) -> Tensor:
-    """A random sub-policy for each image of a uint8 batch."""
+    """Apply a random sub-policy to each image of a uint8 batch."""
     operations, amounts = draw_steps(policy, len(x), generator)
     for operation, amount in zip(operations.unbind(1), amounts.unbind(1), strict=True):
         x = apply_operation(x, operation, amount)

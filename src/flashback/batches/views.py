@@ -1,4 +1,4 @@
-"""Views of raw images: what a network sees of them, normalised."""
+"""Views: the normalised, possibly augmented images that a network sees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUTOUT_SIZE = 16
 RATIO = (3 / 4, 4 / 3)
 Step = Callable[["Views", Tensor, Generator], Tensor]
 
-# The steps a recipe may name, in the order in which they act.
+# The augmentation steps, in the order in which they are applied.
 STEPS: dict[str, Step] = {
     "rrcrop": lambda views, x, generator: augment.random_resized_crop(x, views.shape(x), (0.08, 1.0), RATIO, generator),
     "crop": lambda views, x, generator: augment.random_crop(x, views.crop_padding(x), generator),
@@ -29,7 +29,7 @@ STEPS: dict[str, Step] = {
 
 
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Images in uint8, or in float [0, 1], as float32 with the data set's mean and deviation taken out."""
+    """Convert uint8 images, or float images in [0, 1], to float32 with zero mean and unit deviation."""
     if not x.shape[1] == len(mean) == len(std):
         raise FlashbackError(
             f"images with {x.shape[1]} channels need as many means and deviations, not {len(mean)} and {len(std)}"
@@ -40,13 +40,21 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
 
 @dataclass(frozen=True)
 class Views:
-    """The training and test views of a data set's raw images, uint8 [B, C, H, W]."""
+    """The training and test views of raw images, uint8 [B, C, H, W].
+
+    Attributes:
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+        recipe: Names of augmentation steps; they are applied in a fixed order.
+        padding: Padding of `crop` on each side; None: chosen by the size of the images.
+        size: Side of the square that the network sees; None: that of the stored images.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     recipe: tuple[str, ...] = ("crop", "flip")
-    padding: int | None = None  # of `crop`, on each side; None: as wide as suits the size of the images
-    size: int | None = None  # the side of the square a network sees, if not that of the stored images
+    padding: int | None = None
+    size: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.recipe:
@@ -54,21 +62,21 @@ class Views:
                 raise unknown("augmentation", name, STEPS)
 
     def shape(self, x: Tensor) -> tuple[int, int]:
-        """Height and width of what a network sees of such images."""
+        """Height and width of the views of such images."""
         return (self.size, self.size) if self.size else (x.shape[-2], x.shape[-1])
 
     def crop_padding(self, x: Tensor) -> int:
-        """4 pixels, as is usual for CIFAR and Tiny ImageNet; of larger images an eighth of the side."""
+        """4 pixels for small images, as usual for CIFAR; an eighth of the side for larger ones."""
         if self.padding is not None:
             return self.padding
         return 4 if max(self.shape(x)) <= SMALL_SIDE else max(4, min(self.shape(x)) // 8)
 
     def plain(self, raw: Tensor) -> Tensor:
-        """The test view: the centre, unchanged."""
+        """The test view: the centre, without augmentation."""
         return normalise(self._centre(raw), self.mean, self.std)
 
     def weak(self, raw: Tensor, generator: Generator) -> Tensor:
-        """The training view: the recipe's steps, whatever the order in which it names them."""
+        """The training view: the steps of the recipe."""
         x = raw if "rrcrop" in self.recipe else self._centre(raw)
         for name, step in STEPS.items():
             if name in self.recipe:
@@ -76,7 +84,7 @@ class Views:
         return normalise(x, self.mean, self.std)
 
     def strong(self, raw: Tensor, generator: Generator) -> Tensor:
-        """The view for contrastive terms (X-DER's future preparation, SimCLR's changes without blur)."""
+        """The view for contrastive losses (X-DER): the augmentation of SimCLR without blur."""
         x = augment.random_flip(augment.as_unit(raw), generator)
         x = augment.random_resized_crop(x, self.shape(raw), (0.2, 1.0), RATIO, generator)
         x = augment.color_jitter(x, 0.4, 0.4, 0.4, 0.1, generator, p=0.8)

@@ -1,4 +1,4 @@
-"""Exemplars: a memory of fixed capacity on the device, and the rules that decide what it holds."""
+"""A memory of exemplars with a fixed capacity, and the rules that select them."""
 
 from flashback.memory.clusters import k_means
 from flashback.memory.herding import class_means, herd, herd_classes

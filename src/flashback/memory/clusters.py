@@ -1,4 +1,4 @@
-"""Centres of the clusters that the features of a class fall into."""
+"""k-means clustering of the features of a class."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROUNDS = 100  # at most; it mostly settles within a few
+ROUNDS = 100  # at most; it usually converges in a few
 
 
 @torch.no_grad()
 def k_means(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Lloyd's algorithm in float64, from points drawn on the CPU; a centre that is nearest to none stays where it is.
+    """Cluster points [n, d] by Lloyd's algorithm in float64, starting from random points.
 
-    Fewer points than clusters serve as centres more than once.
+    An empty cluster keeps its centre. With fewer points than clusters, centres repeat.
+
+    Returns:
+        The centres, float64 [clusters, d].
     """
     points = points.double()
     drawn = torch.randperm(len(points), generator=generator).to(points.device)

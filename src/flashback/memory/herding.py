@@ -11,33 +11,41 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 def herd(features: Tensor, quota: int, normalise: bool = False) -> Tensor:
-    """Indices of at most `quota` rows of [n, d], best first; every prefix is the answer to a smaller quota."""
+    """Select exemplars by herding (iCaRL): each step adds the row that brings the mean nearest to the class mean.
+
+    Args:
+        features: The features of one class, [n, d].
+        quota: The largest number of rows to select.
+        normalise: Whether features are scaled to unit length first.
+
+    Returns:
+        Row indices, best first. Every prefix is the selection of a smaller quota.
+    """
     return herd_classes([features], quota, normalise)[0]
 
 
 @torch.no_grad()
 def herd_classes(features: Sequence[Tensor] | Tensor, quota: int, normalise: bool = False) -> list[Tensor]:
-    """`herd` for several classes, [k, n, d] or a list of [n_i, d].
+    """Apply `herd` to several classes, [k, n, d] or a list of [n_i, d].
 
-    Works in float64, where only true duplicates tie; the first of them is taken. Classes of about the same size go
-    together: they are padded to the largest of them, which one large class among small ones would make a large pool.
+    It works in float64, where only true duplicates tie; the first of them is selected. Classes of similar size are
+    processed together, padded to the largest of them.
     """
-    together: dict[int, list[int]] = {}
+    batches: dict[int, list[int]] = {}
     for k, rows in enumerate(features):
-        together.setdefault(len(rows).bit_length(), []).append(k)
-    found: dict[int, Tensor] = {}
-    for members in together.values():
-        found |= zip(members, _herd_padded([features[k] for k in members], quota, normalise), strict=True)
-    return [found[k] for k in range(len(features))]
+        batches.setdefault(len(rows).bit_length(), []).append(k)
+    selected: dict[int, Tensor] = {}
+    for members in batches.values():
+        selected |= zip(members, _herd_padded([features[k] for k in members], quota, normalise), strict=True)
+    return [selected[k] for k in range(len(features))]
 
 
 def _herd_padded(features: Sequence[Tensor], quota: int, normalise: bool) -> list[Tensor]:
-    """One loop of `quota` steps for all of these classes."""
     sizes = [len(rows) for rows in features]
     pool = pad_sequence([_prepared(rows, normalise) for rows in features], batch_first=True)
     size = torch.tensor(sizes, device=pool.device)
     mean = pool.sum(1) / size.clamp(min=1)[:, None]
-    taken = torch.arange(pool.shape[1], device=pool.device) >= size[:, None]  # padding is never free
+    taken = torch.arange(pool.shape[1], device=pool.device) >= size[:, None]  # padding cannot be selected
     classes = torch.arange(len(sizes), device=pool.device)
     total, order = torch.zeros_like(mean), []
     for step in range(1, min(quota, max(sizes)) + 1):
@@ -53,9 +61,13 @@ def _herd_padded(features: Sequence[Tensor], quota: int, normalise: bool) -> lis
 
 @torch.no_grad()
 def class_means(features: Tensor, labels: Tensor, classes: int, normalise: bool = False) -> Tensor:
-    """Means [classes, d]; zeros for a class without any sample.
+    """The mean features of each class, [classes, d]; zeros for a class without samples.
 
-    With `normalise` features have unit length before the mean and means after it (nearest mean of exemplars in iCaRL).
+    Args:
+        features: [n, d].
+        labels: [n].
+        classes: The number of classes.
+        normalise: Whether features and then means are scaled to unit length (iCaRL).
     """
     members = (
         torch.arange(classes, device=labels.device)[:, None] == labels

@@ -1,7 +1,7 @@
-"""The memory itself: rows of images, labels and further fields, filled from slot 0 upwards without gaps.
+"""The memory of exemplars: rows of images, labels and further fields.
 
-A memory is filled either as a reservoir of a stream, in every step, or by `append`, `write` and `keep` at the end of a
-task. Everything that runs in a step has a fixed shape and never waits for the device.
+Fill it either as a reservoir, in each step, or by `append`, `write` and `keep` at the end of a task. Operations of a
+step have fixed shapes and never wait for the device.
 """
 
 from __future__ import annotations
@@ -18,23 +18,32 @@ Field = tuple[tuple[int, ...], torch.dtype]
 
 
 class Memory(nn.Module):
-    """Up to `capacity` images with labels, insertion stamps and named fields, all in the state_dict.
+    """Stores up to `capacity` uint8 images with labels and named fields; all are part of the state_dict.
 
-    A stamp is unique to one insertion of one image, 0 for an empty slot. Row `capacity` takes the writes masked out.
+    Slots fill from 0 upwards without gaps. Each insertion of an image gets a unique stamp; empty slots have stamp 0.
+    Columns have one more row, at index `capacity`, for writes that are masked out.
+
+    Args:
+        capacity: The largest number of images.
+        image_shape: Channels, height and width of an image.
+        fields: Shape and dtype of each further column, by name.
+
+    Raises:
+        FlashbackError: If the capacity is below 1 or a field name is taken.
     """
 
     columns: tuple[str, ...] = ()
     images: Tensor
     labels: Tensor
     stamps: Tensor
-    count: Tensor  # filled slots: always 0 .. count - 1
-    seen: Tensor  # samples ever offered to the reservoir
-    clock: Tensor  # the last stamp given out
+    count: Tensor  # number of filled slots: 0 to count - 1
+    seen: Tensor  # number of samples ever offered to the reservoir
+    clock: Tensor  # the last stamp
 
     def __init__(self, capacity: int, image_shape: Sequence[int], fields: Mapping[str, Field] | None = None) -> None:
         super().__init__()
         if capacity < 1:
-            raise FlashbackError(f"a memory needs room for at least one image, not {capacity}; raise its capacity")
+            raise FlashbackError(f"a memory needs a capacity of at least 1, not {capacity}; raise it")
         self.capacity = capacity
         columns: dict[str, Field] = {
             "images": (tuple(image_shape), torch.uint8),
@@ -53,12 +62,10 @@ class Memory(nn.Module):
         self._known: tuple[Tensor, int, int] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
-        """All rows of a column, the trash row included."""
+        """All rows of a column, including the extra one."""
         if name not in self.columns:
             raise unknown("memory field", name, self.columns)
         return self.get_buffer(name)
-
-    # ------------------------------------------------------------ how much is there
 
     @property
     def filled(self) -> int:
@@ -68,14 +75,14 @@ class Memory(nn.Module):
         return filled
 
     def available(self, n: int) -> int:
-        """How many distinct slots a draw of n can give; waits for the device only until n are known to be filled."""
+        """min(n, filled), the most that `draw` can return; waits for the device only while n may exceed it."""
         bound = self._lower_bound()
         known = bound >= n or (self.count.is_cuda and torch.cuda.is_current_stream_capturing())
         return min(n, bound if known else self.filled)
 
     def _lower_bound(self) -> int:
-        # Whoever else writes `count` in place (load_state_dict, a restored snapshot) raises its version and so drops
-        # the bound; replays of a captured step do not, but they only ever fill slots.
+        # Other in-place writes of `count` (load_state_dict, a restored snapshot) change its version and so drop the
+        # bound; replays of a captured step do not, but they only ever fill slots.
         if self._known is None:
             return 0
         count, version, filled = self._known
@@ -87,15 +94,13 @@ class Memory(nn.Module):
         self._known = (self.count, self.count._version, bound)
 
     def nbytes(self, allocated: bool = False) -> int:
-        """Bytes of the filled rows, or of everything allocated."""
+        """The size of the filled rows in bytes, or of everything allocated."""
         if allocated:
             return sum(tensor.nbytes for tensor in self.buffers())
         return sum(self[name][0].nbytes for name in self.columns) * self.filled
 
-    # ------------------------------------------------------------ in every step
-
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """n distinct filled slots, uniformly at random; n is at most what `available` answered."""
+        """Draw n distinct filled slots uniformly at random; n must not exceed `available(n)`."""
         device = self.count.device
         keys = torch.rand(self.capacity, generator=generator, dtype=torch.float64, device=device)
         empty = torch.arange(self.capacity, device=device) >= self.count
@@ -103,7 +108,7 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def reservoir(self, images: Tensor, labels: Tensor, generator: torch.Generator, **fields: Tensor) -> None:
-        """Offer a batch to the reservoir, in law the same as offering its samples one after another."""
+        """Offer a batch to the reservoir; same distribution as offering its samples one by one."""
         values = self._whole_rows(images, labels, fields)
         offered = len(labels)
         uniforms = torch.rand(offered, generator=generator, dtype=torch.float64, device=self.seen.device)
@@ -115,20 +120,21 @@ class Memory(nn.Module):
     def write(
         self, slots: Tensor, images: Tensor | None = None, labels: Tensor | None = None, **fields: Tensor
     ) -> None:
-        """Write columns at filled slots, whole rows at the next empty ones, nothing at slot `capacity` (masked out).
+        """Write some columns at filled slots, or whole rows at the next empty ones; slot `capacity` is ignored.
 
-        A new image gets a new stamp; other columns are edited under the stamp there is. Of equal slots the last counts.
+        A new image gets a new stamp. If a slot occurs several times, the last row wins.
         """
-        given = {"images": images, "labels": labels, **fields}
-        self._place(slots, {name: value for name, value in given.items() if value is not None})
+        values = {"images": images, "labels": labels, **fields}
+        self._place(slots, {name: value for name, value in values.items() if value is not None})
         if images is not None and len(slots):
             highest = slots.where(slots < self.capacity, -1).max() + 1
             self._grow(torch.maximum(self.count, highest))
 
     def _place(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Write rows where the last writer of a slot wins, whatever order the device writes in.
+        """Write rows so that the last row of a slot wins on any device.
 
-        Rows that lose a slot repeat the winner's values, rows masked out write zeros: equal slots get equal values.
+        Earlier rows of the same slot write the values of the last one, and masked rows write zeros, so the order of
+        writes does not matter.
         """
         for name, value in values.items():
             self._check(name, value, len(slots))
@@ -151,7 +157,7 @@ class Memory(nn.Module):
             raise FlashbackError(f"the memory expects {name} of shape {expected}, not {tuple(value.shape)}")
         if name == "images" and value.dtype != torch.uint8:
             raise FlashbackError(
-                f"the memory stores raw uint8 images, not {value.dtype}; give it the un-augmented ones"
+                f"the memory stores raw uint8 images, not {value.dtype}; give images before augmentation"
             )
 
     def _whole_rows(self, images: Tensor, labels: Tensor, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -160,23 +166,21 @@ class Memory(nn.Module):
             raise FlashbackError(f"a new row of the memory needs its {', '.join(sorted(missing))} too")
         return values
 
-    # ------------------------------------------------------------ at the end of a task
-
     @torch.no_grad()
     def append(self, images: Tensor, labels: Tensor, **fields: Tensor) -> None:
-        """Put new rows behind the filled ones."""
+        """Add new rows after the filled ones."""
         values = self._whole_rows(images, labels, fields)
         start = self.filled
         stop = start + len(labels)
         if stop > self.capacity:
             raise FlashbackError(
-                f"{len(labels)} images do not fit a memory that holds {start} of {self.capacity}; keep fewer of them"
+                f"{len(labels)} images do not fit in a memory with {start} of {self.capacity} slots filled; keep fewer"
             )
         self.write(torch.arange(start, stop, device=self.count.device), **values)
 
     @torch.no_grad()
     def keep(self, slots: Tensor) -> None:
-        """Keep these filled slots, in this order and with their stamps, as slots 0, 1, ...; empty all others."""
+        """Keep these filled slots, in this order, as slots 0, 1, ...; empty all others."""
         slots = slots.to(self.count.device)
         chosen, filled = slots.tolist(), self.filled
         if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(filled)):
@@ -190,7 +194,7 @@ class Memory(nn.Module):
 
 @contextmanager
 def _any_write_order() -> Iterator[None]:
-    """Leave deterministic mode, which sorts before every indexed write: useless where equal slots get equal values."""
+    """Disable deterministic mode, which sorts before each indexed write; equal slots get equal values anyway."""
     strict = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     if not strict:
@@ -204,14 +208,16 @@ def _any_write_order() -> Iterator[None]:
 
 
 def reservoir_slots(seen: Tensor, capacity: int, uniforms: Tensor) -> Tensor:
-    """Slots for a batch of samples, given how many came before: sample n takes slot n while there is room, afterwards
-    r ~ U{0..n}; slot `capacity` means rejected."""
+    """Slots for a batch of samples after `seen` others: sample n takes slot n while n < capacity, then r ~ U{0..n}.
+
+    Slot `capacity` means that the sample is rejected.
+    """
     n = seen + torch.arange(len(uniforms), device=uniforms.device)
     r = (uniforms * (n + 1)).floor().long()
     return torch.where(n < capacity, n, r).clamp(max=capacity)
 
 
 def first_occurrences(slots: Tensor) -> Tensor:
-    """Marks the first occurrence of every slot."""
+    """Mark the first occurrence of each slot."""
     same = slots[:, None] == slots
     return ~same.tril(diagonal=-1).any(dim=1)

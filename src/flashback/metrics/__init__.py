@@ -1,10 +1,11 @@
-"""What a run achieved: pure functions of accuracy matrices, tests of significance, similarity of representations."""
+"""Metrics of accuracy matrices, significance tests, and similarity of representations."""
 
 from flashback.metrics.accuracy import (
     average_accuracies,
     average_accuracy,
     average_incremental_accuracy,
     backward_transfer,
+    class_accuracies,
     forgetting,
     forward_transfer,
     last_accuracy,
@@ -35,6 +36,7 @@ __all__ = [
     "average_accuracy",
     "average_incremental_accuracy",
     "backward_transfer",
+    "class_accuracies",
     "confidence_interval",
     "deviation",
     "forgetting",

@@ -1,8 +1,9 @@
-"""Metrics of an accuracy matrix: matrix[k][j] is the accuracy in percent on task j after learning task k.
+"""Metrics of an accuracy matrix A, where A[k][j] is the accuracy in percent on task j after learning task k.
 
-Only the lower triangle counts; what stands above it (None, NaN, nothing) is ignored. A matrix may stop after any task.
-`zero_shot[k]` is the accuracy on task k + 1 after task k, just before it is learned; `untrained[j]` is the accuracy of
-the freshly initialised model on task j; `sizes[j]` is the number of test images of task j.
+Only the lower triangle is used; entries above it may be None, NaN or missing. A matrix may stop after any task. In the
+formulas T is the number of tasks. `zero_shot[k]` is the accuracy on task k + 1 after task k, just before it is learned;
+`untrained[j]` is the accuracy of the freshly initialised model on task j; `sizes[j]` is the number of test images of
+task j.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from numpy.typing import NDArray
 from flashback.errors import FlashbackError, unknown
 
 Matrix = Sequence[Sequence[float | None]] | NDArray[Any]
+Values = Sequence[float | None] | NDArray[Any]
+Variant = Literal["chaudhry", "paper", "mammoth"]
 
-METRICS = {  # what is compared, and whether more of it is better
+METRICS = {  # the compared metrics, and whether higher is better
     "average_accuracy": True,
     "average_incremental_accuracy": True,
     "forgetting": False,
@@ -27,15 +30,13 @@ METRICS = {  # what is compared, and whether more of it is better
     "new_task_accuracy": True,
     "mean_new_task_accuracy": True,
 }
-OVER_IMAGES = {"average_incremental_accuracy_images": True, "last_accuracy_images": True}  # of tasks of unequal size
-Values = Sequence[float | None] | NDArray[Any]
-Variant = Literal["chaudhry", "paper", "mammoth"]
-OF_THE_END = ("average_accuracy", "last_accuracy_images", "new_task_accuracy")  # metrics of the last row alone
-ROUNDING = 1e-9  # what sums of percentages may leave of zero
+OVER_IMAGES = {"average_incremental_accuracy_images": True, "last_accuracy_images": True}  # for tasks of unequal size
+LAST_ROW_METRICS = ("average_accuracy", "last_accuracy_images", "new_task_accuracy")
+ROUNDING = 1e-9  # rounding errors in sums of percentages
 
 
 def average_accuracies(matrix: Matrix, weights: Values | None = None) -> list[float]:
-    """The average accuracy after each task, over the tasks learned so far."""
+    """Average accuracy after each task k: the (weighted) mean of A[k][0], ..., A[k][k]."""
     lower = _lower(matrix)
     weight = np.ones(len(lower)) if weights is None else _known(weights, 0, len(lower))
     if weight is None or not (weight > 0).all():
@@ -44,26 +45,45 @@ def average_accuracies(matrix: Matrix, weights: Values | None = None) -> list[fl
 
 
 def average_accuracy(matrix: Matrix, weights: Values | None = None) -> float:
-    """AA: the mean over tasks of the accuracy after the last one."""
+    """AA = 1/T sum_j A[T-1][j]: the mean over tasks of the accuracy after the last one.
+
+    Args:
+        matrix: The accuracy matrix.
+        weights: A weight for each task; by default all are equal.
+
+    Returns:
+        The average in percent.
+
+    Raises:
+        FlashbackError: If the lower triangle is incomplete, or a weight is missing or not positive.
+    """
     return average_accuracies(matrix, weights)[-1]
 
 
 def average_incremental_accuracy(matrix: Matrix, weights: Values | None = None) -> float:
-    """AIA: the mean over time of the average accuracy; a task mean, or with test-set sizes as weights an image mean."""
+    """AIA = 1/T sum_k (1/(k+1) sum_{j<=k} A[k][j]): the mean over time of the average accuracy.
+
+    With numbers of test images as `weights`, the inner mean is over images instead of tasks.
+    """
     return float(np.mean(average_accuracies(matrix, weights)))
 
 
 def last_accuracy(matrix: Matrix, sizes: Values) -> float:
-    """Accuracy over all test images after the last task."""
+    """Accuracy over all test images after the last task: sum_j n_j A[T-1][j] / sum_j n_j."""
     return average_accuracy(matrix, sizes)
 
 
 def forgetting(matrix: Matrix, variant: Variant = "chaudhry", zero_shot: Values | None = None) -> float | None:
-    """F: how far earlier tasks fell below their best, on average; None for a single task.
+    """F = 1/(T-1) sum_{j<T-1} (max_k A[k][j] - A[T-1][j]): how far earlier tasks fell below their best.
 
-    chaudhry: best over the steps from learning the task to the last but one (Chaudhry et al., 2018).
-    paper: best over the steps up to learning the task, which is the accuracy when it was learned, so F = -BWT.
-    mammoth: best over all steps, the last included, with the zero-shot accuracy (0 where unknown) as one more step.
+    Args:
+        matrix: The accuracy matrix.
+        variant: Where the maximum is taken. "chaudhry": k = j ... T-2 (Chaudhry et al., 2018). "paper": k <= j, which
+            is A[j][j], so that F = -BWT. "mammoth": all k, the zero-shot accuracy (0 if unknown) included.
+        zero_shot: The zero-shot accuracies, for "mammoth".
+
+    Returns:
+        Forgetting in percentage points, or None for a single task.
     """
     lower = _lower(matrix)
     earlier = len(lower) - 1
@@ -83,32 +103,33 @@ def forgetting(matrix: Matrix, variant: Variant = "chaudhry", zero_shot: Values 
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
-    """BWT: the change of earlier tasks since each was learned (Lopez-Paz and Ranzato, 2017); None for a single task."""
+    """BWT = 1/(T-1) sum_{j<T-1} (A[T-1][j] - A[j][j]) (Lopez-Paz and Ranzato, 2017); None for a single task."""
     lower = _lower(matrix)
     return float(np.mean((lower[-1] - lower.diagonal())[:-1])) if len(lower) > 1 else None
 
 
 def forward_transfer(zero_shot: Values | None, untrained: Values | None) -> float | None:
-    """FWT: how much better than an untrained model each later task starts; None where that is unknown."""
+    """FWT = 1/(T-1) sum_{j>=1} (zero_shot[j-1] - untrained[j]) (Lopez-Paz and Ranzato, 2017); None if unknown."""
     later = 0 if zero_shot is None else len(zero_shot)
     before, baseline = _known(zero_shot, 0, later), _known(untrained, 1, later + 1)
     return None if later == 0 or before is None or baseline is None else float(np.mean(before - baseline))
 
 
 def new_task_accuracy(matrix: Matrix) -> float:
-    """Accuracy on the last task, just learned."""
+    """A[T-1][T-1]: the accuracy on the last task."""
     return float(_lower(matrix)[-1, -1])
 
 
 def mean_new_task_accuracy(matrix: Matrix) -> float:
-    """Accuracy on each task just after learning it, on average: plasticity over the whole run."""
+    """1/T sum_k A[k][k]: the mean accuracy on each task just after learning it."""
     return float(_lower(matrix).diagonal().mean())
 
 
 def stability_plasticity_ratio(matrix: Matrix, variant: Variant = "chaudhry") -> float | None:
-    """SPR: forgetting in percent of the accuracy on the last task; lower is better, None where there is no ratio.
+    """SPR = 100 F / A[T-1][T-1]: forgetting in percent of the accuracy on the last task; lower is better.
 
-    Of negative forgetting there is none: the worse the last task were learned, the lower it would be.
+    None if it is undefined: for a single task, a last task that was not learned at all, or negative forgetting, where
+    a worse last task would give a better ratio.
     """
     forgotten, learned = forgetting(matrix, variant), new_task_accuracy(matrix)
     if forgotten is None or learned == 0 or forgotten < -ROUNDING:
@@ -116,11 +137,40 @@ def stability_plasticity_ratio(matrix: Matrix, variant: Variant = "chaudhry") ->
     return 100 * max(0.0, forgotten) / learned
 
 
+def class_accuracies(confusion: Sequence[Sequence[int]] | NDArray[Any]) -> list[float | None]:
+    """Accuracy of each class in percent, 100 C[c][c] / sum_p C[c][p], from a confusion matrix.
+
+    Args:
+        confusion: C[c][p] is the number of images of class c that were predicted as class p.
+
+    Returns:
+        One accuracy per class; None for a class without images.
+
+    Raises:
+        FlashbackError: If the matrix is not square or has negative counts.
+    """
+    counts = np.asarray(confusion)
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or (counts < 0).any():
+        raise FlashbackError("a confusion matrix is square and has counts of 0 or more")
+    totals, correct = counts.sum(1).tolist(), counts.diagonal().tolist()
+    return [100 * right / total if total else None for right, total in zip(correct, totals, strict=True)]
+
+
 def summarise(
     matrix: Matrix, sizes: Values, zero_shot: Values | None = None, untrained: Values | None = None
 ) -> dict[str, float | None]:
-    """Every metric of one matrix by name; `sizes` are the test images of each task, for averages over images."""
-    starts = [_entry(zero_shot, k) for k in range(len(matrix) - 1)]  # the next task's, if measured, is no part of it
+    """Compute every metric of one accuracy matrix.
+
+    Args:
+        matrix: The accuracy matrix.
+        sizes: The number of test images of each task, for averages over images.
+        zero_shot: The accuracy on each task but the first just before it is learned, if known.
+        untrained: The accuracy of the untrained model on each task, if known.
+
+    Returns:
+        The metrics by name; None where a metric is undefined.
+    """
+    starts = [_entry(zero_shot, k) for k in range(len(matrix) - 1)]  # without that of a task still to come
     return {
         "average_accuracy": average_accuracy(matrix),
         "average_incremental_accuracy": average_incremental_accuracy(matrix),
@@ -138,12 +188,12 @@ def summarise(
 
 
 def without_history(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-    """What holds for a model that learned everything at the end: it has no history to tell of."""
-    return {name: value if name in OF_THE_END else None for name, value in metrics.items()}
+    """Set metrics that need earlier rows to None, for a model trained on all tasks at once."""
+    return {name: value if name in LAST_ROW_METRICS else None for name, value in metrics.items()}
 
 
 def _lower(matrix: Matrix) -> NDArray[np.float64]:
-    """The lower triangle as a square array, NaN above the diagonal."""
+    """The lower triangle as a square array, with NaN above the diagonal."""
     tasks = len(matrix)
     if tasks == 0:
         raise FlashbackError("an accuracy matrix needs at least one row; train at least one task")
@@ -157,7 +207,7 @@ def _lower(matrix: Matrix) -> NDArray[np.float64]:
 
 
 def _known(values: Values | None, start: int, stop: int) -> NDArray[np.float64] | None:
-    """Entries start .. stop - 1, or None if any of them is missing."""
+    """Entries start to stop - 1, or None if any of them is missing."""
     entries = [_entry(values, index) for index in range(start, stop)]
     return None if None in entries else np.array(entries, dtype=np.float64)
 

@@ -1,6 +1,6 @@
-"""Linear centred kernel alignment (Kornblith et al., 2019): how alike two models represent the same images.
+"""Linear centred kernel alignment (CKA, Kornblith et al., 2019): how similar two representations of images are.
 
-It is 1 for representations equal up to rotation and one scale. Inputs are [n, ...] and are flattened to [n, features].
+Inputs are [n, ...] and are flattened to [n, features]. CKA is 1 for representations equal up to rotation and scale.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from flashback.errors import FlashbackError
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """|Y'X|^2 / (|X'X| |Y'Y|) of centred columns, by whichever of the feature and the sample space is smaller."""
+    """Linear CKA = |Y'X|^2 / (|X'X| |Y'Y|) with centred columns and Frobenius norms.
+
+    Args:
+        x: The representation of n images by one model, [n, ...].
+        y: The representation of the same images by another model, [n, ...].
+
+    Returns:
+        A value from 0 to 1; NaN if a representation is constant.
+    """
     x, y = _flat(x, y)
     x, y = x - x.mean(0), y - y.mean(0)
     if len(x) < max(x.shape[1], y.shape[1]):
@@ -22,9 +30,9 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 
 class LinearCKA:
-    """`linear_cka` of a stream of batches, exactly: no minibatch bias.
+    """`linear_cka` over batches, exact: without the bias of averaging minibatches.
 
-    Keeps the rows as long as they are smaller than the moments over features, then only the moments.
+    It stores the rows while they are smaller than the moments over features, then the moments only.
     """
 
     def __init__(self) -> None:
@@ -49,12 +57,12 @@ class LinearCKA:
         if self._moments is not None:
             return self._moments.cka()
         if not self._rows:
-            raise FlashbackError("CKA of nothing is undefined; give it images first")
+            raise FlashbackError("CKA needs images; call update first")
         return linear_cka(torch.cat([x for x, _ in self._rows]), torch.cat([y for _, y in self._rows]))
 
 
 class _Moments:
-    """Sums and sums of products of features, centred only at the end (float64 leaves room for the cancellation)."""
+    """Sums and sums of products of features in float64, centred at the end."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         p, q = x.shape[1], y.shape[1]
@@ -78,9 +86,9 @@ class _Moments:
 
 
 class MinibatchCKA:
-    """CKA from unbiased minibatch estimates (Nguyen et al., 2021): the three HSIC are averaged first, then divided.
+    """CKA from unbiased minibatch estimates of HSIC (Nguyen et al., 2021), averaged before dividing.
 
-    All batches have the size of the first; a shorter one (the last) is left out.
+    All batches must have the size of the first; a shorter one (the last) is ignored.
     """
 
     def __init__(self) -> None:
@@ -100,7 +108,7 @@ class MinibatchCKA:
 
     def value(self) -> float:
         if self._sums is None:
-            raise FlashbackError("CKA of nothing is undefined; give it images first")
+            raise FlashbackError("CKA needs images; call update first")
         return _ratio(*self._sums)
 
 
@@ -110,17 +118,16 @@ def hsic1(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     if n < 4:
         raise FlashbackError(f"the unbiased HSIC needs batches of at least 4 images, not {n}")
     k, l = k - k.diag().diag(), l - l.diag().diag()  # noqa: E741
-    trace = (k * l).sum()  # of the product, as both are symmetric
+    trace = (k * l).sum()  # of the product of two symmetric matrices
     sums = k.sum() * l.sum() / ((n - 1) * (n - 2))
     return (trace + sums - 2 * (k.sum(0) @ l.sum(1)) / (n - 2)) / (n * (n - 3))
 
 
 def _flat(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if len(x) != len(y):
-        raise FlashbackError(f"CKA compares two views of the same images, not {len(x)} with {len(y)} of them")
+        raise FlashbackError(f"CKA compares representations of the same images, not of {len(x)} and {len(y)} images")
     return x.detach().flatten(1).double(), y.detach().flatten(1).double()
 
 
 def _ratio(xy: Tensor, xx: Tensor, yy: Tensor) -> float:
-    """NaN if one of the representations is constant."""
     return float(xy / (xx * yy).sqrt())

@@ -1,4 +1,4 @@
-"""Numbers as people read them: one way for tables, sentences and charts, so that one number has one text."""
+"""Format numbers in one way for tables, sentences and charts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ ABSENT = "–"
 
 
 def number(value: float | None, form: str = ".2f") -> str:
-    """The same text on every machine: what sums leave in the last bits decides no rounding, and zero has no sign."""
+    """Format a number so that rounding errors in the last bits never show, and zero has no sign."""
     if value is None:
         return ABSENT
     return format(round(float(value), 9), f"+z{form[1:]}" if form.startswith("+") else f"z{form}")
@@ -17,5 +17,5 @@ def signed(difference: float | None) -> str:
 
 
 def probability(p: float | None, equals: str = "") -> str:
-    """With `equals` before a value that is told as it is."""
+    """Format a p-value; `equals` goes before a value that is not a bound."""
     return ABSENT if p is None else "< 0.0001" if p < 1e-4 else f"{equals}{p:.2g}"

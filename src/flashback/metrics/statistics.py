@@ -1,4 +1,4 @@
-"""Is the difference real? Means, deviations, intervals and paired tests, with an honest sentence about them."""
+"""Means, standard deviations, confidence intervals and paired tests, with a sentence about the result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flashback.metrics.formatting import ABSENT, probability, signed
 
 Sample = Sequence[float] | NDArray[Any]
 Paired = Mapping[Any, float | None] | Sequence[float | None]
-FEW = 5  # below this many pairs a t-test misses most effects of the size seen in continual learning
+FEW = 5  # with fewer pairs a t-test misses most effects of the size seen in continual learning
 
 
 def mean(values: Sample) -> float | None:
-    """None for no values."""
+    """The mean; None without values."""
     return float(np.mean(values)) if len(values) else None
 
 
@@ -43,7 +43,7 @@ def confidence_interval(values: Sample, level: float = 0.95) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class PairedTest:
-    """A two-sided paired t-test of flashback minus host; t, p and the interval are None where none can be done."""
+    """A two-sided paired t-test of flashback minus host; t, p and the interval are None if no test is possible."""
 
     difference: float | None
     t: float | None
@@ -55,9 +55,19 @@ class PairedTest:
 
 
 def paired_test(host: Paired, flashback: Paired, unit: str = "seed") -> PairedTest:
-    """Compare the two arms pair by pair: by key (e.g. the seed) for mappings, by position for sequences.
+    """Compare two arms by a two-sided paired t-test, t = d / (s / sqrt(n)) for n differences with mean d.
 
-    Pairs with a missing half are left out. Fewer than two pairs, or differences that are all equal, allow no test.
+    Args:
+        host: Values of the first arm, by key (such as the seed) or by position.
+        flashback: Values of the second arm. Pairs with a missing value are ignored.
+        unit: What a pair stands for, in sentences.
+
+    Returns:
+        The mean of flashback - host with its 95 % interval, t and p. There is no test for fewer than two pairs, or if
+        all differences are equal.
+
+    Raises:
+        FlashbackError: If two sequences differ in length.
     """
     from scipy import stats
 
@@ -74,9 +84,9 @@ def paired_test(host: Paired, flashback: Paired, unit: str = "seed") -> PairedTe
 def paired_over_methods(
     host: Mapping[str, Mapping[str, float]], flashback: Mapping[str, Mapping[str, float]]
 ) -> PairedTest:
-    """The paper's test: one pair per method and setting (class- and task-incremental), of their average accuracies.
+    """The paper's test: one pair of average accuracies per method and setting (class- and task-incremental).
 
-    It asks whether the gain averaged over these methods is above zero, and says nothing about seeds or any one method.
+    It tests the mean gain over these methods, and says nothing about seeds or about a single method.
     """
     return paired_test(_flat(host), _flat(flashback), unit="method and setting")
 
@@ -87,9 +97,9 @@ def paired_over_tasks(host: Matrix, flashback: Matrix) -> PairedTest:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Each p adjusted for the number of tests (Holm, 1979): the smallest times their number, the next times one less.
+    """Adjust p-values for multiple tests (Holm, 1979): the smallest of n is multiplied by n, the next by n - 1, ...
 
-    Of those that stay below 0.05, the chance that even one is a false finding is at most 5 %.
+    If all adjusted values below 0.05 count as significant, the chance of any false finding is at most 5 %.
     """
     adjusted, largest = [0.0] * len(values), 0.0
     for done, k in enumerate(sorted(range(len(values)), key=values.__getitem__)):
@@ -103,7 +113,13 @@ def interval(test: PairedTest) -> str:
 
 
 def verdict(test: PairedTest, higher_is_better: bool = True, subject: str = "") -> str:
-    """One honest sentence about a paired test, at the 5 % level; of flashback, or of another subject."""
+    """Describe a paired test in one sentence, at the 5 % level.
+
+    Args:
+        test: The result of `paired_test`.
+        higher_is_better: Whether a positive difference is an improvement.
+        subject: The name of the second arm, if it is not flashback.
+    """
     if test.difference is None:
         return "There is no pair to compare."
     changes = f"{subject} differs by" if subject else "flashback changes this by"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flashback.batches import Stream, count_batches, fetch, split_batches
+from flashback.batches import Stream, count_batches, prefetch, split_batches
 from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host, copy_tensors
@@ -153,7 +153,7 @@ class Trainer:
         spent = self.history.budget[-1]
         batches = split_batches(order, stage.batch_size)
         self._trained_until = self.training_clock()
-        for indices, raw in fetch(stream, batches[self.position.step :]):
+        for indices, raw in prefetch(stream, batches[self.position.step :]):
             self.step(indices, raw)
             spent["steps"] += 1
             spent["images"] += len(indices)

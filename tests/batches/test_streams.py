@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flashback.batches import Stream, fetch
+from flashback.batches import Stream, prefetch
 from flashback.benchmarks import Images
 from flashback.training import Trainer, build_host
 from helpers import quick_config, tiny_benchmark
@@ -16,17 +16,17 @@ from helpers import quick_config, tiny_benchmark
 def test_images_too_large_for_the_device_are_fetched_ahead() -> None:
     images = Images(torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8), torch.arange(20))
     device = torch.device("cpu")
-    near, far = Stream.of(images, device), Stream.of(images, device, room=10)
+    near, far = Stream.of(images, device), Stream.of(images, device, max_bytes=10)
     assert near.resident
     assert not far.resident
     batches = torch.split(near.order("key"), 3)
-    fetched = list(fetch(far, batches))
+    fetched = list(prefetch(far, batches))
     assert len(fetched) == len(batches)
     for (indices, raw), expected in zip(fetched, batches, strict=True):
         assert torch.equal(indices, expected)
         assert raw is not None
         assert torch.equal(raw, near.images[expected])
-    assert all(raw is None for _, raw in fetch(near, batches))
+    assert all(raw is None for _, raw in prefetch(near, batches))
     assert not far.joined(near).resident
     assert torch.equal(far.joined(near).images, near.joined(near).images)
 

@@ -14,6 +14,7 @@ from flashback.metrics import (
     average_accuracy,
     average_incremental_accuracy,
     backward_transfer,
+    class_accuracies,
     forgetting,
     forward_transfer,
     last_accuracy,
@@ -187,7 +188,27 @@ def test_incomplete_sizes_are_refused(sizes: list[int]) -> None:
         last_accuracy(MATRIX, sizes)
 
 
-def test_of_a_model_that_learned_at_the_end_the_accuracies_of_the_end_are_told() -> None:
+def test_a_model_trained_on_all_tasks_at_once_has_metrics_of_the_last_row_only() -> None:
     metrics = summarise([[0.0], [50.0, 80.0]], [1, 3])
-    told = {name: value for name, value in without_history(metrics).items() if value is not None}
-    assert told == {"average_accuracy": 65.0, "last_accuracy_images": 72.5, "new_task_accuracy": 80.0}
+    known = {name: value for name, value in without_history(metrics).items() if value is not None}
+    assert known == {"average_accuracy": 65.0, "last_accuracy_images": 72.5, "new_task_accuracy": 80.0}
+
+
+def test_class_accuracies_by_hand() -> None:
+    assert class_accuracies([[3, 1, 0], [0, 0, 0], [2, 2, 1]]) == [75.0, None, 20.0]
+
+
+def test_class_accuracies_against_a_loop_over_images() -> None:
+    draw = np.random.default_rng(0)
+    labels, predicted = draw.integers(0, 5, 200), draw.integers(0, 5, 200)
+    confusion = np.zeros((5, 5), int)
+    for label, prediction in zip(labels, predicted, strict=True):
+        confusion[label, prediction] += 1
+    expected = [100 * np.mean(predicted[labels == label] == label) for label in range(5)]
+    assert class_accuracies(confusion) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("confusion", [[[1, 2]], [1, 2], [[1, -1], [0, 1]], []])
+def test_what_is_no_confusion_matrix_is_refused(confusion: list[list[int]]) -> None:
+    with pytest.raises(FlashbackError, match="a confusion matrix is square"):
+        class_accuracies(confusion)

@@ -240,7 +240,7 @@ def test_rows_must_be_whole_raw_and_of_the_right_shape() -> None:
     assert not any(tensor.any() for tensor in memory.state_dict().values())  # what is refused leaves no trace
     with pytest.raises(FlashbackError, match="cannot be named 'stamps'"):
         Memory(4, SHAPE, {"stamps": ((), torch.int64)})
-    with pytest.raises(FlashbackError, match="at least one image"):
+    with pytest.raises(FlashbackError, match="a capacity of at least 1, not"):
         Memory(0, SHAPE)
 
 
