@@ -8,18 +8,26 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from evidence_values import HOSTS, SETTINGS, Evidence, number
 
 NAMES = {"icarl": "iCaRL", "lwf-mc": "LwF.MC", "lucir": "LUCIR", "xder": "X-DER", "oewc": "oEWC"}
 TITLES = {"class": "Class-incremental", "task": "Task-incremental"}
-HERE, PAPER, INK = "#0b5fa5", "#d1690e", "#30353c"
+BLUE, ORANGE, INK = "#0b5fa5", "#d1690e", "#30353c"
+HERE: dict[str, Any] = {"color": BLUE, "marker": "s", "markersize": 8, "linewidth": 2.2}
+PAPER: dict[str, Any] = {"color": ORANGE, "marker": "D", "markersize": 8, "markerfacecolor": "white", "linewidth": 0}
+LEGEND = [
+    Line2D([], [], label="measured here, with 95 % interval", **HERE),
+    Line2D([], [], label="reported in the paper", markeredgewidth=1.8, **PAPER),
+]
 LEFT, RIGHT = -2.6, 6.4  # of the frame; intervals beyond it end in an arrow
 
 
 def draw(evidence: Evidence) -> Figure:
     with matplotlib.rc_context({"font.size": 11, "axes.edgecolor": "0.7", "text.color": INK, "axes.labelcolor": INK}):
-        figure = Figure(figsize=(9, 3.9), layout="constrained")
+        figure = Figure(figsize=(9, 3.9))
+        figure.set_layout_engine("constrained", wspace=0.06)
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(SETTINGS), sharex=True, sharey=True)
         for axes, setting in zip(panels, SETTINGS, strict=True):
@@ -33,26 +41,22 @@ def draw(evidence: Evidence) -> Figure:
         panels[0].set(xlim=(LEFT, RIGHT), ylim=(len(HOSTS) - 0.5, -0.5))
         panels[0].set_yticks(range(len(HOSTS)), [NAMES[host] for host in HOSTS])
         figure.supxlabel("change in average accuracy with flashback, percentage points", fontsize=11)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles[:2], labels[:2], loc="outside upper center", ncols=2, frameon=False)
+        figure.legend(handles=LEGEND, loc="outside upper center", ncols=2, frameon=False)
         return figure
 
 
 def draw_host(axes: Any, k: int, evidence: Evidence, host: str, setting: str) -> None:
     test = evidence.test(host, setting, "aa")
-    axes.plot(test.difference, k, "s", color=HERE, markersize=8, label="measured here, with 95 % interval", zorder=3)
-    axes.plot(
-        evidence.printed_gain(host, setting), k, "D", color=PAPER, markersize=8, markerfacecolor="white",
-        markeredgewidth=1.8, label="reported in the paper", zorder=3,
-    )  # fmt: skip
+    axes.plot(test.difference, k, zorder=3, **HERE)
+    axes.plot(evidence.printed_gain(host, setting), k, zorder=3, markeredgewidth=1.8, **PAPER)
     if test.low is None or test.high is None or test.pairs < 3:
         return
-    axes.plot([max(test.low, LEFT), min(test.high, RIGHT)], [k, k], color=HERE, linewidth=2.2, zorder=2)
+    axes.plot([max(test.low, LEFT), min(test.high, RIGHT)], [k, k], color=BLUE, linewidth=2.2, zorder=2)
     for end, edge, inwards in ((test.low, LEFT, 1), (test.high, RIGHT, -1)):
         if LEFT <= end <= RIGHT:
             continue
-        axes.plot(edge + inwards * 0.1, k, "<" if inwards > 0 else ">", color=HERE, markersize=9, zorder=3)
-        side = {"ha": "left" if inwards > 0 else "right", "va": "bottom", "color": HERE, "fontsize": 10}
+        axes.plot(edge + inwards * 0.1, k, "<" if inwards > 0 else ">", color=BLUE, markersize=9, zorder=3)
+        side = {"ha": "left" if inwards > 0 else "right", "va": "bottom", "color": BLUE, "fontsize": 10}
         axes.annotate(number(end, "+.1f"), (edge, k), (inwards * 2, 6), textcoords="offset points", **side)
 
 

@@ -35,7 +35,7 @@ def test_the_readme_names_every_folder_and_its_sweep() -> None:
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `([\w-]+)", text, flags=re.MULTILINE))
     assert {path.name for path in RESULTS.iterdir() if path.is_dir()} == named
-    files = set(re.findall(r"reproduction/sweeps/([\w-]+)\.yaml", text))
+    files = set(re.findall(r"reproduction/sweeps/([a-z][\w-]+)\.yaml", text))
     assert files == {path.stem for path in SWEEPS.iterdir()}
 
 
