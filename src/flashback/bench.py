@@ -21,7 +21,7 @@ from flashback.config import RunConfig, TrainingConfig, build, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.files import ANOTHER_FOLDER, make_folder, write_atomically
 from flashback.hosts import HOSTS, Stage
-from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
+from flashback.hosts.external import HostFiles, find_hosts, in_one_line
 from flashback.recipes import configure
 from flashback.training import Trainer, build_method, select_device
 from flashback.training.environment import prepare_device, select_precision, versions

@@ -19,7 +19,7 @@ from flashback.benchmarks import Benchmark, load_benchmark
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError
 from flashback.hosts.base import HOSTS, Host
-from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
+from flashback.hosts.external import HostFiles, find_hosts, in_one_line
 from flashback.hosts.stages import Stage
 from flashback.recipes import configure
 from flashback.records import dotted

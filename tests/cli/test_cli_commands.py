@@ -200,14 +200,14 @@ def test_a_missing_recipe_takes_one_line(
 
 
 def test_warnings_take_one_line(flashback: Command, bare: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashback.hosts import outside
+    from flashback.hosts import external
 
     def load() -> None:
         import warnings
 
         warnings.warn("a package\nis broken", stacklevel=2)
 
-    monkeypatch.setattr(outside, "load_installed_hosts", load)
+    monkeypatch.setattr(external, "load_installed_hosts", load)
     assert flashback("show", "finetune", *bare)[2] == "warning: a package is broken\n"
 
 

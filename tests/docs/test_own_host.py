@@ -15,8 +15,8 @@ import pytest
 
 from flashback.cli import main
 from flashback.errors import FlashbackError
-from flashback.hosts import HOSTS, outside
-from flashback.hosts.outside import load_host_file, load_installed_hosts
+from flashback.hosts import HOSTS, external
+from flashback.hosts.external import load_host_file, load_installed_hosts
 from flashback.metrics.accuracy import METRICS
 from flashback.nets import NETS
 from helpers import forgetting
@@ -107,8 +107,8 @@ def test_runs_of_changed_code_are_not_reused(capsys: pytest.CaptureFixture[str])
     assert "was made with other code of this host or net" in capsys.readouterr().err
 
 
-def test_a_host_of_the_package_records_no_outside_code() -> None:
-    assert outside.outside_code("icarl", "resnet18") == outside.outside_code("icarl", "") == {}
+def test_a_host_of_the_package_records_no_external_code() -> None:
+    assert external.external_code("icarl", "resnet18") == external.external_code("icarl", "") == {}
 
 
 def test_a_file_may_register_a_net_alone() -> None:
@@ -136,12 +136,12 @@ def install(folder: Path, package: str, entry: str) -> None:
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{outside.GROUP}]\n{entry}\n")
+    (info / "entry_points.txt").write_text(f"[{external.GROUP}]\n{entry}\n")
 
 
 def test_installed_packages_offer_hosts(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group, line = blocks("toml")[0].splitlines()
-    assert group == f'[project.entry-points."{outside.GROUP}"]'
+    assert group == f'[project.entry-points."{external.GROUP}"]'
     name, module = (part.strip(' "') for part in line.split("="))
     (workplace / "my_package").mkdir()
     (workplace / f"{module.replace('.', '/')}.py").write_text(blocks("python")[0])

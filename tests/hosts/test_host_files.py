@@ -17,7 +17,7 @@ from flashback import bench
 from flashback.cli import main
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS, Host
-from flashback.hosts.outside import find_hosts, load_host_file, outside_code
+from flashback.hosts.external import external_code, find_hosts, load_host_file
 from flashback.nets import NETS
 from helpers import forgetting, tiny_benchmark
 
@@ -161,7 +161,7 @@ def test_a_file_and_a_notebook_take_turns_with_the_same_class(workplace: Path) -
         cell()
         load_host_file(workplace / "own.py")
         of_the_file = HOSTS["own"]
-        assert outside_code("own", "smallcnn").keys() == {"code"}
+        assert external_code("own", "smallcnn").keys() == {"code"}
         assert cell() is HOSTS["own"] is not of_the_file
         load_host_file(workplace / "own.py")
         assert HOSTS["own"] is of_the_file
@@ -255,7 +255,7 @@ def test_the_code_of_a_run_is_the_file_and_what_it_imports(workplace: Path, chan
             file.write(text)
         with forgetting(HOSTS, NETS):
             load_host_file(workplace / "own.py")
-            codes.append(outside_code("own", "smallcnn"))
+            codes.append(external_code("own", "smallcnn"))
         forget_modules(workplace)
     assert codes[0].keys() == {"code"}
     assert (codes[0] != codes[1]) == differs
@@ -267,7 +267,7 @@ def test_a_host_has_the_same_code_whoever_imports_it(workplace: Path) -> None:
     for name in ("own", "first"):
         with forgetting(HOSTS, NETS):
             load_host_file(workplace / f"{name}.py")
-            codes.append(outside_code("own", "smallcnn"))
+            codes.append(external_code("own", "smallcnn"))
         forget_modules(workplace)
     assert codes[0] == codes[1] != {}
 
@@ -275,8 +275,8 @@ def test_a_host_has_the_same_code_whoever_imports_it(workplace: Path) -> None:
 def test_a_method_of_the_package_under_another_name_has_the_code_of_its_file(workplace: Path) -> None:
     (workplace / "first.py").write_text("from flashback.hosts import HOSTS\nHOSTS.register('mine')(HOSTS['icarl'])\n")
     load_host_file(workplace / "first.py")
-    assert outside_code("mine", "smallcnn").keys() == {"code"}
-    assert outside_code("icarl", "smallcnn") == {}
+    assert external_code("mine", "smallcnn").keys() == {"code"}
+    assert external_code("icarl", "smallcnn") == {}
 
 
 # ---------------------------------------------------------------- what is wrong with a file

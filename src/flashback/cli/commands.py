@@ -114,7 +114,7 @@ def run(
     flashback.enabled=false.
     """
     from flashback.cli.progress import ProgressView
-    from flashback.hosts.outside import find_hosts
+    from flashback.hosts.external import find_hosts
     from flashback.recipes.resolving import check_flashback_is_on
     from flashback.training.finished import finished_run
 
@@ -154,7 +154,7 @@ def resume(
 ) -> None:
     """Go on with a run, exactly where it stopped."""
     from flashback.cli.progress import ProgressView
-    from flashback.hosts.outside import find_hosts
+    from flashback.hosts.external import find_hosts
 
     find_hosts(host_file)
     check_one_run(folder)

@@ -64,7 +64,7 @@ def entries(package: str, registry: str, host_file: Sequence[Path] | None) -> Ma
     if not host_file and not entry_points(group="flashback.hosts"):
         return registered(package, registry)
     import flashback as fb
-    from flashback.hosts.outside import find_hosts
+    from flashback.hosts.external import find_hosts
 
     find_hosts(host_file)
     filled = getattr(fb, registry)

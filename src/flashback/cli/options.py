@@ -70,7 +70,7 @@ def note_missing_recipe(host: str, benchmark: str, recipe: str, host_file: Seque
     """Say so if the defaults stand in for a recipe; names that do not exist are reported elsewhere."""
     from flashback.benchmarks import BENCHMARKS
     from flashback.hosts import HOSTS
-    from flashback.hosts.outside import find_hosts
+    from flashback.hosts.external import find_hosts
     from flashback.recipes import lacks_recipe
 
     find_hosts(host_file)

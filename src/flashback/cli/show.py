@@ -55,7 +55,7 @@ def show(
     it and, once it is finished, its results. Nothing is trained. What `run` would refuse is refused here too.
     """
     from flashback.benchmarks.load import missing_data
-    from flashback.hosts.outside import find_hosts
+    from flashback.hosts.external import find_hosts
     from flashback.recipes.resolving import check_flashback_is_on
     from flashback.studies.preview import check_buildable
 

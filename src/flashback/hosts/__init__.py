@@ -1,62 +1,15 @@
-"""The hosts: one file a method, each reads like its paper."""
+"""The hosts: one file per method. Importing this package registers them all."""
 
-from flashback.hosts import (
-    aanets,
-    afec,
-    agem,
-    beef,
-    beef_compress,
-    bic,
-    caf,
-    der,
-    der_expansion,
-    er,
-    ewc,
-    exemplar_replay,
-    finetune,
-    foster,
-    icarl,
-    lucir,
-    lwf,
-    lwf_mc,
-    mas,
-    pnc,
-    podnet,
-    si,
-    wa,
-    xder,
-)
+from importlib import import_module
+
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.stages import Optimisation, Stage, Step
 
-__all__ = [
-    "HOSTS",
-    "Host",
-    "Optimisation",
-    "Stage",
-    "Step",
-    "aanets",
-    "afec",
-    "agem",
-    "beef",
-    "beef_compress",
-    "bic",
-    "caf",
-    "der",
-    "der_expansion",
-    "er",
-    "ewc",
-    "exemplar_replay",
-    "finetune",
-    "foster",
-    "icarl",
-    "lucir",
-    "lwf",
-    "lwf_mc",
-    "mas",
-    "pnc",
-    "podnet",
-    "si",
-    "wa",
-    "xder",
-]
+METHODS = """
+    aanets afec agem beef beef_compress bic caf der der_expansion er ewc exemplar_replay finetune foster icarl lucir lwf
+    lwf_mc mas pnc podnet si wa xder
+"""
+for method in METHODS.split():
+    import_module(f"{__name__}.{method}")
+
+__all__ = ["HOSTS", "Host", "Optimisation", "Stage", "Step"]

@@ -12,7 +12,7 @@ from flashback.benchmarks.resolve import resolve_benchmark
 from flashback.config import RunConfig, TrainingConfig, build, check_sections, set_dotted, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host
-from flashback.hosts.outside import load_installed_hosts
+from flashback.hosts.external import load_installed_hosts
 from flashback.recipes.catalogue import CONTROLLED, DEFAULTS, KINDS, Recipe, find_recipe, list_recipes, read_recipe_file
 from flashback.records import dotted
 

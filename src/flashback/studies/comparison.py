@@ -15,7 +15,7 @@ import torch
 from flashback.config import to_dict
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.files import ANOTHER_FOLDER, make_folder, write_atomically
-from flashback.hosts.outside import HostFiles, find_hosts
+from flashback.hosts.external import HostFiles, find_hosts
 from flashback.metrics import PairedTest, deviation, mean, paired_test, summarise, verdict
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.recipes import check_free, config_from_dict, configure

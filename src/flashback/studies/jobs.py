@@ -19,7 +19,7 @@ import torch
 from flashback.benchmarks.load import fetch_data, missing_data
 from flashback.errors import FlashbackError, Interrupted, require
 from flashback.hosts import HOSTS
-from flashback.hosts.outside import HostFiles, find_hosts, in_one_line
+from flashback.hosts.external import HostFiles, find_hosts, in_one_line
 from flashback.recipes import config_from_dict
 from flashback.records import RunFolder
 from flashback.studies.packing import FixedConcurrency, MeasuredConcurrency, sharing_gpu

@@ -18,7 +18,7 @@ from flashback.config import RunConfig
 from flashback.errors import FlashbackError, require
 from flashback.files import write_atomically
 from flashback.hosts.base import HOSTS, Host
-from flashback.hosts.outside import HostFiles, find_hosts
+from flashback.hosts.external import HostFiles, find_hosts
 from flashback.metrics import LinearCKA
 from flashback.nets import Backbone
 from flashback.recipes import config_from_dict

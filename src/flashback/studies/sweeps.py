@@ -16,7 +16,7 @@ import torch
 from flashback.config import build, fields_of, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host
-from flashback.hosts.outside import HostFiles, find_hosts
+from flashback.hosts.external import HostFiles, find_hosts
 from flashback.plain_yaml import read_yaml
 from flashback.recipes import check_free, configure
 from flashback.records import dotted

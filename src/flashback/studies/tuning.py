@@ -16,7 +16,7 @@ import yaml
 from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, require
 from flashback.files import write_atomically
-from flashback.hosts.outside import HostFiles, find_hosts
+from flashback.hosts.external import HostFiles, find_hosts
 from flashback.recipes import Recipe, check_free, comparable, configure
 from flashback.recipes.resolving import is_recipe_file, own_recipe
 from flashback.records import RunFolder, dotted, read_record

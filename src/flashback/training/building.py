@@ -16,7 +16,7 @@ from flashback.benchmarks.task_sizes import task_sizes
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.hosts.base import HOSTS, Host
-from flashback.hosts.outside import find_hosts
+from flashback.hosts.external import find_hosts
 from flashback.nets.module import ModuleNets
 from flashback.plugin import Flashback
 from flashback.recipes import configure

@@ -20,7 +20,7 @@ from flashback.benchmarks import Benchmark
 from flashback.benchmarks.from_record import DATA, describe_data
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError
-from flashback.hosts.outside import outside_code
+from flashback.hosts.external import external_code
 from flashback.nets import net_for
 from flashback.records import RunFolder, differing_keys
 
@@ -117,7 +117,7 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
             "device": name,
             "precision": precision,
             **share_of(device),
-            **outside_code(config.host.name, config.host.net),
+            **external_code(config.host.name, config.host.net),
             **versions(),
         },
         "versions": versions(),

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashback.errors import require
 from flashback.files import ANOTHER_FOLDER
-from flashback.hosts.outside import outside_code
+from flashback.hosts.external import external_code
 from flashback.recipes import comparable, config_from_dict, resolved
 from flashback.records import RunRecord, check_settings, is_begun, is_finished, read_record
 from flashback.training.building import open_benchmark
@@ -34,7 +34,7 @@ def finished_run(
         checksum = open_benchmark(config_from_dict(config), data, labels_only=True).checksum
     known = record.run.get("must_match")
     before = known.get("code") if isinstance(known, dict) else None
-    now = outside_code(config["host"]["name"], config["host"]["net"]).get("code")
+    now = external_code(config["host"]["name"], config["host"]["net"]).get("code")
     require(before == now, f"{folder} was made with other code of this host or net; {ANOTHER_FOLDER}")
     require(
         checksum in (None, record.run.get("data_checksum")), f"{folder} holds a run on other data; {ANOTHER_FOLDER}"

@@ -15,7 +15,7 @@ from flashback.config import RunConfig, to_dict
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.files import ANOTHER_FOLDER
 from flashback.hosts.base import Host
-from flashback.hosts.outside import HostFiles, find_hosts
+from flashback.hosts.external import HostFiles, find_hosts
 from flashback.plugin import Flashback
 from flashback.recipes import comparable, config_from_dict
 from flashback.records import RunFolder, is_finished, read_config

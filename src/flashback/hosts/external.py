@@ -1,4 +1,4 @@
-"""Hosts and nets from outside the package: those of installed packages, and those in a file the user names."""
+"""Hosts and nets from outside the package: those of installed packages, and those in a file that the user names."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from flashback.nets import NETS
 from flashback.registry import Registry
 
 GROUP = "flashback.hosts"
+REGISTRIES: dict[str, Registry[Any]] = {registry.kind: registry for registry in (HOSTS, NETS)}
 HostFiles = str | Path | Sequence[str | Path] | None
-"""No file with hosts or nets of one's own, one or several."""
+"""No file with hosts or nets of the user, one or several."""
 Key = tuple[str, str]
-"""The kind and the name of what is registered."""
+"""The kind and the name of a registered entry."""
 
 
 class HostModule(ModuleType):
-    """A file that the user names, run as a module, and what it registered, also of what it took from elsewhere."""
+    """A host file, run as a module."""
 
-    __registered__: Mapping[Key, object] = {}  # among the names of the file itself
+    __registered__: Mapping[Key, object] = {}  # what it registered; among the names of the file itself
     __code__: str = ""  # a digest of the file and what it imports of its folder
 
 
 def find_hosts(host_file: HostFiles = None) -> None:
-    """Make the hosts from outside known before a name is looked up."""
+    """Register the hosts of installed packages and of host files, before a name is looked up."""
     load_installed_hosts()
     for path in [host_file] if isinstance(host_file, str | Path) else host_file or []:
         load_host_file(path)
@@ -59,46 +60,39 @@ def load_host_file(path: str | Path) -> list[str]:
     except OSError as problem:
         raise FlashbackError(f"--host-file {path} cannot be read ({problem.strerror}); check the path") from None
     files = with_imports(path.resolve())
-    # A private name, another one for every file, so that no file hides another.
+    # A private name for every file, so that no file hides another.
     name = "_flashback_host_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
     module = next((module for module in host_modules() if module.__name__ == name), None)
     if module is None or module.__code__ != digest(files):
-        forget(module, files)
+        unload(module, files)
         module = execute(path, source, name)
         module.__code__ = digest(files)
-    registries: dict[str, Registry[Any]] = {HOSTS.kind: HOSTS, NETS.kind: NETS}
     for (kind, registered), entry in module.__registered__.items():
-        registries[kind].register(registered)(entry)  # a notebook may have taken the name since
-    own = [registered for _, registered in sorted(module.__registered__)]
-    if not own:
+        REGISTRIES[kind].register(registered)(entry)  # a notebook may have taken the name since
+    if not module.__registered__:
         raise FlashbackError(
             f'--host-file {path} registers no host and no net; decorate its class with @HOSTS.register("name") or '
             '@NETS.register("name")'
         )
-    return own
+    return [registered for _, registered in sorted(module.__registered__)]
 
 
-def forget(module: HostModule | None, files: Collection[Path]) -> None:
-    """What a file that was edited registered before, and what it imported of its folder."""
+def unload(module: HostModule | None, files: Collection[Path]) -> None:
+    """Remove what an edited file registered before, and what it imported of its folder."""
     if module is None:
         return
-    for registry in (HOSTS, NETS):
-        registry.forget(name for kind, name in module.__registered__ if kind == registry.kind)
+    for kind, registry in REGISTRIES.items():
+        registry.forget(name for entry_kind, name in module.__registered__ if entry_kind == kind)
     for name, imported in list(sys.modules.items()):
         if name != "__main__" and file_of(imported) in files:
             del sys.modules[name]
-
-
-def file_of(module: ModuleType) -> Path | None:
-    file = getattr(module, "__file__", None)
-    return Path(file).resolve() if file else None
 
 
 def execute(path: Path, source: bytes, name: str) -> HostModule:
     module = HostModule(name)
     module.__file__ = str(path.resolve())
     sys.modules[name] = module  # dataclasses look their own module up while they are made
-    before = everything_registered()
+    before = registered_entries()
     try:
         with importing_from(path.resolve().parent):
             exec(compile(source, str(path), "exec"), module.__dict__)
@@ -106,23 +100,19 @@ def execute(path: Path, source: bytes, name: str) -> HostModule:
         del sys.modules[name]
         if isinstance(problem, KeyboardInterrupt):
             raise
-        raise FlashbackError(
-            f"--host-file {path} cannot be used ({in_one_line(problem)}{where(problem, path)})"
-        ) from None
-    module.__registered__ = {
-        key: entry for key, entry in everything_registered().items() if before.get(key) is not entry
-    }
+        reason = in_one_line(problem) + line_in(path, problem)
+        raise FlashbackError(f"--host-file {path} cannot be used ({reason})") from None
+    module.__registered__ = {key: entry for key, entry in registered_entries().items() if before.get(key) is not entry}
     return module
 
 
-def everything_registered() -> dict[Key, object]:
-    entries = {(HOSTS.kind, name): HOSTS[name] for name in HOSTS}
-    return {**entries, **{(NETS.kind, name): NETS[name] for name in NETS}}
+def registered_entries() -> dict[Key, object]:
+    return {(kind, name): registry[name] for kind, registry in REGISTRIES.items() for name in registry}
 
 
 @contextmanager
 def importing_from(folder: Path) -> Iterator[None]:
-    """What lies beside a file can be imported by it, as by a script; what was run before is not run again."""
+    """Let a file import what lies beside it, as a script can; host files that were run before are not run again."""
     files = {Path(str(module.__file__)): module for module in host_modules()}
     beside = {file.stem: module for file, module in files.items() if file.parent == folder}
     named = {stem: module for stem, module in beside.items() if stem not in sys.modules}
@@ -141,17 +131,20 @@ def host_modules() -> list[HostModule]:
     return [module for module in list(sys.modules.values()) if isinstance(module, HostModule)]
 
 
+def file_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file else None
+
+
 # ---------------------------------------------------------------- which code a run is made with
 
 
-def outside_code(host: str, net: str) -> dict[str, str]:
-    """A digest of the files from outside that a host and its net are made in; nothing where there are none."""
-    entries = everything_registered()
+def external_code(host: str, net: str) -> dict[str, str]:
+    """A digest of the external files that define a host and its net, under "code"; empty where there are none."""
+    entries = registered_entries()
     keys = [key for key in ((HOSTS.kind, host), (NETS.kind, net)) if key in entries]
     files = set().union(*(files_of(key, entries[key]) for key in keys))
-    if not files:
-        return {}
-    return {"code": digest(files)}
+    return {"code": digest(files)} if files else {}
 
 
 def digest(files: Iterable[Path]) -> str:
@@ -159,25 +152,25 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def files_of(key: Key, entry: object) -> set[Path]:
-    """The file it is made in; of what a file of the user's has registered also those of its folder that are imported.
+    """The file that defines an entry, and for a host file what it imports of its folder.
 
-    What the package has itself, and what a notebook makes, has none.
+    Entries of the package itself, and of a notebook, have none.
     """
-    made_in = file_of(sys.modules[entry.__module__])
+    defined_in = file_of(sys.modules[entry.__module__])
     for module in host_modules():
         if module.__registered__.get(key) is entry:
             file = Path(str(module.__file__))
-            return with_imports(made_in if made_in is not None and made_in.parent == file.parent else file)
-    return set() if made_in is None or entry.__module__.startswith("flashback.") else {made_in}
+            return with_imports(defined_in if defined_in is not None and defined_in.parent == file.parent else file)
+    return set() if defined_in is None or entry.__module__.startswith("flashback.") else {defined_in}
 
 
 def with_imports(file: Path) -> set[Path]:
     """A file, those of its folder that it imports, and so on."""
-    found, waiting = list[Path](), [file]
+    files, waiting = list[Path](), [file]
     while waiting:
-        found.append(waiting.pop())
-        waiting += {*imported_by(found[-1], file.parent)} - {*found, *waiting}
-    return set(found)
+        files.append(waiting.pop())
+        waiting += {*imported_by(files[-1], file.parent)} - {*files, *waiting}
+    return set(files)
 
 
 def imported_by(path: Path, folder: Path) -> Iterator[Path]:
@@ -197,23 +190,24 @@ def module_files(folder: Path, names: Iterable[str]) -> Iterator[Path]:
         yield from filter(Path.is_file, (folder / f"{place}.py", folder / place / "__init__.py"))
 
 
-# ---------------------------------------------------------------- what an exception says
+# ---------------------------------------------------------------- exceptions in one line
 
 
-def where(problem: BaseException, path: Path) -> str:
-    """The last line that was on its way in a file, or in one beside it; a syntax error says so itself."""
+def line_in(path: Path, problem: BaseException) -> str:
+    """The last line of a file, or of one beside it, that was running; nothing for a syntax error, which names it."""
     folder, frames = path.resolve().parent, traceback.extract_tb(problem.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
-    said = isinstance(problem, SyntaxError) or not own
-    return "" if said else f"; line {own[-1].lineno} of {Path(own[-1].filename).name}"
+    lines = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
+    if isinstance(problem, SyntaxError) or not lines:
+        return ""
+    return f"; line {lines[-1].lineno} of {Path(lines[-1].filename).name}"
 
 
 def in_one_line(problem: BaseException) -> str:
-    """The kind of an exception and what it says; for a syntax error the line."""
+    """The kind of an exception and its message; for a syntax error the line."""
     if isinstance(problem, SyntaxError) and problem.lineno:
         file = f" of {Path(problem.filename).name}" if problem.filename else ""
         return f"syntax error in line {problem.lineno}{file}: {problem.msg}"
-    said = " ".join(str(problem).split())
+    message = " ".join(str(problem).split())
     if isinstance(problem, FlashbackError):
-        return said
-    return f"{type(problem).__name__}: {said}" if said else type(problem).__name__
+        return message
+    return f"{type(problem).__name__}: {message}" if message else type(problem).__name__
