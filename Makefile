@@ -17,7 +17,7 @@ help:
 	@echo "make test-all  run every test: also kills, fuzzing, every snippet of the docs, and the report in a browser"
 	@echo "make lint      check style and types"
 	@echo "make storm     kill runs of every host at random moments, KILLS=200 times, and check that none is lost or changed"
-	@echo "make evidence  write docs/evidence.md from the records in results/"
+	@echo "make evidence  fill in docs/evidence.md and its appendix from the records in results/"
 	@echo "make docs      build the pages of docs/ into site/"
 	@echo "make clean     remove .venv and the runs of the demo"
 
