@@ -60,7 +60,7 @@ def test_sizes_in_the_protocol_with_fifty_first_classes():
     assert len(host.fusion.scale) == len(host.fusion.shift) == 3
     assert sorted(set(host.net.pseudo_labels.tolist())) == list(range(13))
     assert host.old.module.head.weight.shape == (70, 3 * 64)
-    assert host.left_behind().head.weight.shape == (80, 4 * 64)
+    assert host.folded().head.weight.shape == (80, 4 * 64)
 
 
 def test_the_compressed_variant_has_one_backward_prototype_and_one_calibration_pair():
@@ -292,10 +292,10 @@ def test_compression_distils_the_fused_network_into_the_old_module():
     run = in_second_task("beef-compress", stages=3)
     stage = run.host.stages()[2]
     assert (stage.name, stage.optimisation.weight_decay) == ("compression", 0.0)
-    assert torch.equal(run.host.weights, torch.ones(5))
+    assert torch.equal(run.host.compression.weights, torch.ones(5))
     run.host.eval()
     x = run.host.views.plain(run.benchmark.tasks[1].test.x)
-    student, old = run.host.student(x), run.host.old(x)
+    student, old = run.host.compression.student(x), run.host.old(x)
     assert torch.equal(student.features, old.features)
     torch.testing.assert_close(student.logits[:, :2], old.logits)
     teacher = run.host.expanded()(x).logits.detach()
@@ -304,14 +304,14 @@ def test_compression_distils_the_fused_network_into_the_old_module():
     torch.testing.assert_close(stage.losses(step)["compression"], soft_cross_entropy(step.output.logits, teacher, 2.0))
     before = state_of(run.host)
     some_steps(run, stage)
-    assert {key.split(".")[0] for key in moved(before, run.host)} == {"student"}
-    student = state_of(run.host.student.backbone)
+    assert {key.split(".")[0] for key in moved(before, run.host)} == {"compression"}
+    student = state_of(run.host.compression.student.backbone)
     run.method.enter(run.benchmark.tasks[2])
     run.trainer.allocate(run.host.stages()[0])
     assert not moved(student, run.host.old.module.first)
     assert not moved(student, run.host.net.backbone)
     assert len(run.host.old.module.parts) == 1
-    assert run.host.student is None
+    assert run.host.compression.student is None
 
 
 # ---------------------------------------------------------------- knowledge

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from second_task import SMALL, batch_of, check_same_logits_after_flashback, moved, some_steps, state_of
 
 from flashback import FlashbackError, Trainer
-from flashback.hosts.expanding import balanced_distillation, class_weights
-from flashback.hosts.foster import FosterSettings
+from flashback.hosts.foster import FosterSettings, balanced_distillation, class_weights
 from flashback.knowledge import Support, soft_cross_entropy
 from flashback.memory import herd
 from flashback.nets import Boosted, GrowingNet, build_backbone
@@ -139,7 +138,7 @@ def test_the_old_network_stands_still_in_both_stages(index):
     some_steps(run, stage)
     assert unchanged(old, run.host.stable)
     moved = {name for name, tensor in run.host.state_dict().items() if not torch.equal(trained[name], tensor)}
-    assert {name.split(".")[0] for name in moved} == {("net", "student")[index]}
+    assert {name.split(".")[0] for name in moved} == {("net", "compression")[index]}
     assert any("running_mean" in name for name in moved)
 
 
@@ -147,11 +146,11 @@ def test_the_student_starts_as_the_old_network():
     run = in_second_task(stages=2)
     run.host.eval()
     x = run.host.views.plain(run.benchmark.tasks[1].test.x)
-    student, old = run.host.student(x), run.host.stable(x)
+    student, old = run.host.compression.student(x), run.host.stable(x)
     assert torch.equal(student.features, old.features)
     torch.testing.assert_close(student.logits[:, :2], old.logits)
     assert student.logits.shape[1] == 5
-    assert all(parameter.requires_grad for parameter in run.host.student.parameters())
+    assert all(parameter.requires_grad for parameter in run.host.compression.student.parameters())
 
 
 def test_the_student_becomes_the_old_network_of_the_next_task():
@@ -160,11 +159,11 @@ def test_the_student_becomes_the_old_network_of_the_next_task():
     trainer = Trainer(host, benchmark)
     for task in benchmark.tasks[:2]:
         trainer.run_task(task)
-    student = state_of(host.student)
+    student = state_of(host.compression.student)
     host.enter(benchmark.tasks[2])
     trainer.allocate(host.stages()[0])
     assert unchanged(student, host.stable.model.module)
-    assert host.student is None
+    assert host.compression.student is None
     assert host.net.head.weight.shape == (7, 128)
 
 
@@ -230,7 +229,7 @@ def test_compression_distils_the_balanced_teacher():
     torch.testing.assert_close(terms["compression"], expected)
     run.host.zero_grad()
     terms["compression"].backward()
-    assert all(parameter.grad is not None for parameter in run.host.student.parameters())
+    assert all(parameter.grad is not None for parameter in run.host.compression.student.parameters())
     assert all(parameter.grad is None for parameter in run.host.net.parameters())
 
 

@@ -180,7 +180,7 @@ def test_a_host_that_predicts_with_several_modules_is_refused() -> None:
             with pytest.raises(FlashbackError, match="beef predicts with several modules"):
                 layers_of(host)
         else:
-            assert all(layer in host.student.modules() for layer in layers_of(host).values())
+            assert all(layer in host.compression.student.modules() for layer in layers_of(host).values())
 
 
 @pytest.mark.parametrize("changes", [{"validation": 0.3}, {"validation": 0.3, "seed": 1}])

@@ -4,40 +4,71 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor, nn
+
 from flashback.hosts.base import HOSTS
 from flashback.hosts.beef import Beef, BeefSettings
-from flashback.hosts.expanding import CompressingHost, CompressionSettings
+from flashback.hosts.foster import Compression, check_compression
+from flashback.hosts.prediction import Classifier
 from flashback.hosts.stages import Stage, nothing
-from flashback.nets import Backbone, Concatenation, LinearHead
+from flashback.nets import Backbone, Concatenation, LinearHead, pad_classes
 
 
-@dataclass(frozen=True, kw_only=True)
-class BeefCompressSettings(BeefSettings, CompressionSettings):
+@dataclass(frozen=True)
+class BeefCompressSettings(BeefSettings):
+    compression_epochs: int | None = None  # None: as many as the main stage
+    compression_lr: float | None = None  # base rate of the compression; None: that of the main stage
     beta2: float = 0.0  # how much the compression favours classes with few images; 0: not at all
+
+    def check(self) -> None:
+        super().check()
+        check_compression(self)
 
 
 @HOSTS.register("beef-compress")
-class BeefCompress(CompressingHost, Beef):
-    """After fusion one module learns from all; so the next task finds one group of old classes (K + 2 prototypes)."""
+class BeefCompress(Beef):
+    """After fusion one module learns from all; so the next task has one group of old classes (K + 2 prototypes)."""
 
     Settings = BeefCompressSettings
+
+    def build(self) -> None:
+        super().build()
+        self.compression = Compression()
 
     def groups(self) -> list[int]:
         return [0] * len(self.task.before)
 
-    def expanding_stages(self) -> list[Stage]:
-        expansion, fusion = super().expanding_stages()
-        return [expansion, replace(fusion, end=nothing), self.compression_stage()]
+    # ------------------------------------------------------------ stages
 
-    def expand(self) -> None:
-        super().expand()
-        self.student = None
+    def stages(self) -> list[Stage]:
+        if self.task.index == 0:
+            return super().stages()
+        expansion, fusion = super().stages()
+        return [
+            expansion,
+            replace(fusion, end=nothing),  # exemplars are chosen after the compression
+            self.compression.stage(self, self.old_parts, self.expanded),
+        ]
 
-    def left_behind(self) -> Concatenation:
-        if self.student is None:
-            return super().left_behind()
-        return Concatenation([self.student.backbone], self.student.head)
+    def allocate(self) -> None:
+        super().allocate()
+        self.compression.student = None
+
+    def folded(self) -> Concatenation:
+        student = self.compression.student
+        return super().folded() if student is None else Concatenation([student.backbone], student.head)
 
     def old_parts(self) -> tuple[Backbone, LinearHead]:
         assert self.old is not None
         return self.old.module.first, self.old.module.head
+
+    # ------------------------------------------------------------ prediction
+
+    def predictor(self) -> nn.Module:
+        return self.compression.student or self.expanded()
+
+    def classifiers(self) -> dict[str, Classifier]:
+        def teacher(x: Tensor) -> Tensor:
+            return pad_classes(self.expanded()(x).logits, self.benchmark.classes)
+
+        return {"student": self.scores, "teacher": teacher}

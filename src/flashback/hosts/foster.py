@@ -2,79 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from flashback.config import not_negative
+from flashback.config import above_zero, at_least_one, not_negative
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.expanding import CompressingHost, CompressionSettings, JoiningHost
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.prediction import Classifier
 from flashback.hosts.stages import Stage, Step
-from flashback.knowledge import ModelKnowledge, Support
-from flashback.nets import Backbone, Boosted, BoostedOutput, GrowingNet, LinearHead, Output
+from flashback.knowledge import ModelKnowledge, ModuleKnowledge, Support, soft_cross_entropy
+from flashback.nets import (
+    Backbone,
+    Boosted,
+    BoostedOutput,
+    ComposedNet,
+    GrowingNet,
+    LinearHead,
+    Output,
+    evaluating,
+    pad_classes,
+)
 
 
 @dataclass(frozen=True)
-class FosterSettings(CompressionSettings):
+class FosterSettings(ExemplarSettings):
+    normalise: bool = True  # herd unit-length features
     # Strength of the logits alignment, or a list of one for each task from the second on, of which the last stays.
     beta1: float | tuple[float, ...] = 0.96
     distillation: float = 1.0  # weight of the distillation from the old network
+    temperature: float = 2.0  # of both distillations
+    compression_epochs: int | None = None  # None: as many as the main stage
+    compression_lr: float | None = None  # base rate of the compression; None: that of the main stage
+    beta2: float = 0.97  # how much the compression favours classes with few images; 0: not at all
 
     def check(self) -> None:
         super().check()
         require(bool(self.betas()), "host.beta1 is a number or a list with at least one")
         require(all(0 <= beta < 1 for beta in self.betas()), f"host.beta1 lies in [0, 1), not {self.beta1}")
         not_negative(self, "distillation")
+        above_zero(self, "temperature")
+        check_compression(self)
 
     def betas(self) -> tuple[float, ...]:
         return self.beta1 if isinstance(self.beta1, tuple) else (self.beta1,)
 
 
-class OldNet(ModelKnowledge):
-    """The frozen network h_s with its head (Eq. 8)."""
-
-    def logits(self, old: Output, x: Tensor) -> Tensor:
-        """Its answer has been given: h_s runs once a step."""
-        return old.logits
-
-
 @HOSTS.register("foster")
-class Foster(JoiningHost, CompressingHost):
-    """Boosting trains a module and its heads against what the frozen network gets wrong; compression follows."""
+class Foster(ExemplarHost):
+    """Boosting trains a module and its heads against what the frozen network gets wrong; compression follows.
+
+    Boosting: a new module m beside the frozen network h_s, one head on [h_s ; m] (Eq. 7 of the flashback paper).
+    Compression: a student as large as the old network learns from both. It is what the host predicts with, and what
+    the next task starts from.
+    """
 
     Settings = FosterSettings
-    stable: OldNet | None
+    family = "dynamic"
+    scores_unseen = False
+    net: GrowingNet | Boosted
+    stable: OldNet | None  # h_s
+    weights: Tensor  # of the classes seen, for the logits alignment
+
+    def build(self) -> None:
+        super().build()
+        self.compression = Compression()
+
+    def new_net(self) -> GrowingNet:
+        return GrowingNet(self.new_backbone(), len(self.task.classes))
+
+    # ------------------------------------------------------------ stages
+
+    def stages(self) -> list[Stage]:
+        if self.task.index == 0:
+            return [self.main_stage()]
+        return [self.main_stage(name="boosting"), self.compression.stage(self, self.old_parts, self.expanded)]
+
+    def allocate(self) -> None:
+        """Freeze what the last task left and add a module that starts as its copy."""
+        if self.task.index == 0:
+            return
+        old = self.compression.student or cast(GrowingNet, self.net)
+        seen = self.task.seen.stop
+        self.stable, self.compression.student = OldNet(old), None
+        self.net = Boosted(old.backbone, old.head, seen, enhanced=seen)
+        self.register_buffer("weights", torch.ones(seen))
+
+    def begin(self) -> None:
+        if self.task.index > 0:
+            betas = self.settings.betas()
+            beta1 = betas[min(self.task.index, len(betas)) - 1]
+            self.weights.copy_(class_weights(class_counts(self), beta1))
+
+    def end(self) -> None:
+        """Choose exemplars after the first task; later tasks do so after the compression, with its teacher."""
+        if self.task.index == 0:
+            self.refill()
 
     def old_parts(self) -> tuple[Backbone, LinearHead]:
         assert self.stable is not None
         old = cast(GrowingNet, self.stable.model.module)
         return old.backbone, old.head
 
-    # ------------------------------------------------------------ stages
-
-    def expanding_stages(self) -> list[Stage]:
-        return [self.main_stage(name="boosting"), self.compression_stage()]
-
-    def expand(self) -> None:
-        old = self.student or self.net
-        assert isinstance(old, GrowingNet)
-        self.stable = OldNet(old)
-        seen = self.task.seen.stop
-        self.net, self.student = Boosted(old.backbone, old.head, seen, enhanced=seen), None
-        self.allocate_weights()
-
-    def begin(self) -> None:
-        if self.task.index > 0:
-            betas = self.settings.betas()
-            self.weigh_classes(betas[min(self.task.index, len(betas)) - 1])
-
     # ------------------------------------------------------------ a batch of boosting
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
-        """Old classes have weights above 1: their logits shrink in the loss, so the network must raise them."""
+        """L = cross-entropy of aligned logits + feature enhancement + distillation of the old classes.
+
+        Old classes have weights above 1: their logits shrink in the loss, so the network must raise them.
+        """
         output, labels = step.output, step.batch.y
         if not isinstance(output, BoostedOutput):
             return {"task": cross_entropy(output.logits, labels)}
@@ -84,7 +125,149 @@ class Foster(JoiningHost, CompressingHost):
             "stability": self.stability(step),
         }
 
-    # ------------------------------------------------------------ knowledge
-
     def stability_support(self) -> Support:
         return Support(columns=self.task.old, weight=self.settings.distillation)
+
+    def distance(self, step: Step, knowledge: OldNet | PrimaryModule, support: Support) -> Tensor:
+        """Soft cross-entropy (Eq. 18 and 23), on the softmax of the columns alone."""
+        assert isinstance(step.output, BoostedOutput)
+        target = knowledge.logits(step.output.old, step.batch.x)[:, support.columns]
+        return soft_cross_entropy(step.output.logits[:, support.columns], target, self.settings.temperature)
+
+    # ------------------------------------------------------------ knowledge
+
+    def blank_knowledge(self) -> PrimaryModule:
+        return PrimaryModule(new_parts(self.net))
+
+    def fill_knowledge(self, knowledge: PrimaryModule) -> None:
+        knowledge.fill(new_parts(self.net))
+
+    def response_width(self) -> int:
+        return self.task.classes.stop
+
+    # ------------------------------------------------------------ prediction
+
+    def expanded(self) -> nn.Module:
+        """Return h_s and the new module as one network, the teacher; in the first task the only network."""
+        stable, net = self.stable, self.net
+        return net if stable is None else ComposedNet(lambda x: net(stable(x), x), stable, net)
+
+    def answering_net(self) -> nn.Module:
+        return self.expanded()
+
+    def predictor(self) -> nn.Module:
+        return self.compression.student or self.expanded()
+
+    def scores(self, x: Tensor) -> Tensor:
+        return pad_classes(super().scores(x), self.benchmark.classes)
+
+    def classifiers(self) -> dict[str, Classifier]:
+        def teacher(x: Tensor) -> Tensor:
+            return pad_classes(self.expanded()(x).logits, self.benchmark.classes)
+
+        return {"student": self.scores, "teacher": teacher}
+
+
+class OldNet(ModelKnowledge):
+    """The stable knowledge: the frozen network h_s with its head (Eq. 8)."""
+
+    def logits(self, old: Output, x: Tensor) -> Tensor:
+        """Return the logits of h_s, which runs once per step."""
+        return old.logits
+
+
+class PrimaryModule(ModuleKnowledge):
+    """The plastic knowledge: the new module and the head that joins it to h_s, as they were after phase 1 (Eq. 13)."""
+
+    def logits(self, old: Output, x: Tensor) -> Tensor:
+        """Compute the logits from the features of h_s, which runs once per step."""
+        logits: Tensor = self["head"](torch.cat([old.features, self["module"](x).float()], dim=1))
+        return logits
+
+
+def new_parts(net: nn.Module) -> dict[str, nn.Module]:
+    assert isinstance(net, Boosted)
+    return {"module": net.module.backbone, "head": net.head}
+
+
+# ---------------------------------------------------------------- compression, also used by BEEF-Compress
+
+
+class Compression(nn.Module):
+    """The compression stage: a student as large as one module learns from the expanded network, the teacher."""
+
+    weights: Tensor  # of the classes seen, for balanced distillation
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student: GrowingNet | None = None
+
+    def stage(
+        self, host: Any, old_parts: Callable[[], tuple[Backbone, LinearHead]], teacher: Callable[[], nn.Module]
+    ) -> Stage:
+        """Describe the stage.
+
+        Args:
+            host: An exemplar host with the settings temperature, compression_epochs, compression_lr and beta2.
+            old_parts: Gives the old module and its head, from which the student starts.
+            teacher: Gives the expanded network.
+
+        Returns:
+            The stage. It has no weight decay, and ends with herding on the features of the teacher.
+        """
+        settings = host.settings
+
+        def allocate() -> None:
+            """Make the student: the old network, with fresh rows for the new classes."""
+            (module, head), seen = old_parts(), host.task.seen.stop
+            self.student = GrowingNet(copy.deepcopy(module).set_trainable(), seen, head)
+            self.register_buffer("weights", torch.ones(seen))
+
+        def begin() -> None:
+            self.weights.copy_(class_weights(class_counts(host), settings.beta2))
+
+        def losses(step: Step) -> Mapping[str, Tensor]:
+            expanded = teacher()
+            with torch.no_grad(), evaluating(expanded):
+                targets = expanded(step.batch.x).logits
+            loss = balanced_distillation(step.output.logits, targets, self.weights, settings.temperature)
+            return {"compression": loss}
+
+        stage: Stage = host.later_stage(
+            "compression",
+            settings.compression_epochs,
+            {"lr": settings.compression_lr, "weight_decay": 0.0},
+            parameters=lambda: list(cast(GrowingNet, self.student).parameters()),
+            forward=lambda batch: Step(batch, cast(GrowingNet, self.student)(batch.x)),
+            losses=losses,
+            allocate=allocate,
+            begin=begin,
+            end=lambda: host.refill(teacher()),
+        )
+        return stage
+
+
+def check_compression(settings: Any) -> None:
+    at_least_one(settings, "compression_epochs")
+    above_zero(settings, "compression_lr")
+    require(0 <= settings.beta2 < 1, f"host.beta2 lies in [0, 1), not {settings.beta2}")
+
+
+def class_counts(host: ExemplarHost) -> Tensor:
+    """Count the training images of each class seen: all of a new one, the exemplars of an old one."""
+    labels = torch.cat([host.memory_stream().labels.cpu(), host.task.train.y])
+    return torch.bincount(labels, minlength=host.task.seen.stop)
+
+
+def class_weights(counts: Tensor, beta: float) -> Tensor:
+    """Inverse effective numbers of images, v = (1 - beta) / (1 - beta^n), scaled to a mean of 1; beta = 0: all ones."""
+    rarity = (1 - beta) / (1 - beta ** counts.double().clamp(min=1))
+    return (rarity / rarity.mean()).float()
+
+
+def balanced_distillation(student: Tensor, teacher: Tensor, weights: Tensor, temperature: float) -> Tensor:
+    """Distillation from the teacher's softened softmax, its columns weighted and its rows normalised to a sum of 1.
+
+    That is the softmax of logits with T log(w) added.
+    """
+    return soft_cross_entropy(student, teacher + temperature * weights.log(), temperature)

@@ -12,8 +12,8 @@ from flashback.knowledge.distances import (
     soft_cross_entropy,
     squared_error,
 )
+from flashback.knowledge.importance import ImportantParameters, flat
 from flashback.knowledge.kinds import (
-    ImportantParameters,
     Knowledge,
     ModelKnowledge,
     ModuleKnowledge,
@@ -22,7 +22,6 @@ from flashback.knowledge.kinds import (
     Targets,
     bytes_of,
     copy_state,
-    flat,
 )
 from flashback.knowledge.support import Support
 

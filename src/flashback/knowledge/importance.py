@@ -1,19 +1,16 @@
-"""The importance of each parameter: Fisher information (EWC) and output sensitivity (MAS).
-
-Both are means over images of the gradients that single images give.
-"""
+"""Important parameters: the distance to them, and how importance is computed for EWC (Fisher information) and MAS."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from flashback.knowledge.kinds import flat
+from flashback.knowledge.kinds import Knowledge
 from flashback.nets import evaluating
 
 Estimator = Literal["empirical", "mammoth", "exact"]
@@ -25,6 +22,54 @@ Passes = Callable[[Tensor, Tensor], Iterable[Tensor]]
 GRADIENT_BYTES = {"cuda": 2 << 30}  # the most that the gradients of one chunk of images may take
 GRADIENT_BYTES_ELSEWHERE = 1 << 29
 LARGEST_CHUNK = 512  # bounds the activations of networks with few parameters
+
+
+class ImportantParameters(Knowledge):
+    """Parameters and the importance of each (Eq. 6 and 12), as the flat vectors `values` and `importance`.
+
+    Args:
+        parameters: The parameters to copy; their importance starts at zero.
+    """
+
+    values: Tensor
+    importance: Tensor
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__()
+        values = flat(parameters).detach().clone()
+        self.register_buffer("values", values)
+        self.register_buffer("importance", torch.zeros_like(values))
+
+    def distance(self, parameters: Iterable[Tensor]) -> Tensor:
+        """Compute the quadratic form of Eq. 17 and 22 without the factor 1/2, which the weights of hosts include.
+
+        Args:
+            parameters: The present parameters, in the order of the copied ones.
+
+        Returns:
+            The sum of importance * (parameter - value)^2.
+        """
+        form: Tensor = QuadraticForm.apply(flat(parameters), self.values, self.importance)  # type: ignore[no-untyped-call]
+        return form
+
+
+class QuadraticForm(torch.autograd.Function):
+    """sum F (theta - theta_s)^2. Written out, it passes over all parameters half as often as autograd would."""
+
+    @staticmethod
+    def forward(ctx: Any, present: Tensor, values: Tensor, importance: Tensor) -> Tensor:
+        difference = present - values
+        weighted = importance * difference
+        ctx.save_for_backward(weighted)
+        return torch.dot(weighted, difference)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        (weighted,) = ctx.saved_tensors
+        return 2 * slope * weighted, None, None
+
+
+# ---------------------------------------------------------------- importance
 
 
 def fisher_diagonal(
@@ -134,3 +179,7 @@ def chunk_size(weights: list[Tensor]) -> int:
     one_image = sum(weight.numel() * weight.element_size() for weight in weights)
     budget = GRADIENT_BYTES.get(weights[0].device.type, GRADIENT_BYTES_ELSEWHERE)
     return max(1, min(LARGEST_CHUNK, budget // one_image))
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

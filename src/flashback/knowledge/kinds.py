@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -128,57 +128,8 @@ class ReplayedTargets(Targets):
         return self.targets[rows], counted
 
 
-class ImportantParameters(Knowledge):
-    """Parameters and the importance of each (Eq. 6 and 12), as the flat vectors `values` and `importance`.
-
-    Args:
-        parameters: The parameters to copy; their importance starts at zero.
-    """
-
-    values: Tensor
-    importance: Tensor
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__()
-        values = flat(parameters).detach().clone()
-        self.register_buffer("values", values)
-        self.register_buffer("importance", torch.zeros_like(values))
-
-    def distance(self, parameters: Iterable[Tensor]) -> Tensor:
-        """Compute the quadratic form of Eq. 17 and 22 without the factor 1/2, which the weights of hosts include.
-
-        Args:
-            parameters: The present parameters, in the order of the copied ones.
-
-        Returns:
-            The sum of importance * (parameter - value)^2.
-        """
-        form: Tensor = QuadraticForm.apply(flat(parameters), self.values, self.importance)  # type: ignore[no-untyped-call]
-        return form
-
-
-class QuadraticForm(torch.autograd.Function):
-    """sum F (theta - theta_s)^2. Written out, it passes over all parameters half as often as autograd would."""
-
-    @staticmethod
-    def forward(ctx: Any, present: Tensor, values: Tensor, importance: Tensor) -> Tensor:
-        difference = present - values
-        weighted = importance * difference
-        ctx.save_for_backward(weighted)
-        return torch.dot(weighted, difference)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        (weighted,) = ctx.saved_tensors
-        return 2 * slope * weighted, None, None
-
-
 def bytes_of(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-
-
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from flashback.nets.build import build_backbone, net_for
 from flashback.nets.cosine import CosineNet, CosineOutput, ProxyNet, ProxyOutput
 from flashback.nets.energy import EnergyNet, EnergyOutput, Fusion
 from flashback.nets.frozen import Frozen, evaluating
-from flashback.nets.growing import Boosted, BoostedOutput, ComposedNet, Concatenation, GrowingNet
+from flashback.nets.growing import Boosted, BoostedOutput, ComposedNet, Concatenation, GrowingNet, pad_classes
 from flashback.nets.heads import CosineHead, LinearHead, full_precision, grown_linear
 from flashback.nets.parallel import ParallelBackbone, ParallelNet, ParallelOutput
 
@@ -49,5 +49,6 @@ __all__ = [
     "grown_linear",
     "joint_forward",
     "net_for",
+    "pad_classes",
     "untracked_batchnorm",
 ]

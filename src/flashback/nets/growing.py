@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.nets.base import Backbone, Net, Output
@@ -71,3 +72,8 @@ class ComposedNet(nn.Module):
 
     def forward(self, x: Tensor) -> Output:
         return self.run(x)
+
+
+def pad_classes(logits: Tensor, classes: int) -> Tensor:
+    """Add a column of -inf for each class without a row, so that it is never predicted."""
+    return F.pad(logits, (0, classes - logits.shape[1]), value=-torch.inf)
