@@ -24,7 +24,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f".{uuid4().hex[:8]}.{path.name}.part")  # unique, in case two processes write
     try:
         with temporary.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import http.server
+import os
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -13,9 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
+from flashback import configure, run
 from flashback.benchmarks import BENCHMARKS, decoding, imagenet100_classes, load_benchmark
 from flashback.benchmarks.download import load_dataset
 from flashback.errors import FlashbackError
+from flashback.records import read_record
 
 RED, GREEN, BLUE = (250, 0, 0), (0, 250, 0), (0, 0, 250)
 
@@ -397,3 +400,42 @@ def test_a_pickled_copy_is_seen_and_not_used(tmp_path: Path, name: str, there: s
     with pytest.raises(FlashbackError) as error:
         load_benchmark(name, data=tmp_path, download=False)
     assert (f"{there} is there, but pickled" in str(error.value)) is said
+
+
+def write_names_that_are_no_utf8(root: bytes) -> None:
+    for part in (b"train", b"test"):
+        for shade, name in enumerate((b"caf\xe9", b"plain")):
+            folder = os.path.join(root, part, name)
+            os.makedirs(folder)
+            with open(os.path.join(folder, b"\xff.png"), "wb") as file:
+                Image.new("RGB", (12, 12), (50 * shade, 0, 0)).save(file, "PNG")
+
+
+def test_names_that_are_no_utf8_are_read_and_written_escaped(tmp_path: Path) -> None:
+    root = os.fsencode(tmp_path) + b"/pi\xe9ces"
+    write_names_that_are_no_utf8(root)
+    benchmark = load_benchmark(os.fsdecode(root), sizes=[1, 1])
+    assert benchmark.class_names == (r"caf\udce9", "plain")
+    assert benchmark.tasks[1].train.x[:].flatten(2)[0, 0].unique().tolist() == [50]
+    for text in (benchmark.class_names[0], repr(benchmark.class_names)):
+        text.encode()
+    assert load_benchmark(os.fsdecode(root), sizes=[1, 1], order=["plain", r"caf\udce9"]).order == (1, 0)
+
+
+def test_a_damaged_file_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
+    root = os.fsencode(tmp_path / "pictures")
+    write_names_that_are_no_utf8(root)
+    with open(root + b"/train/caf\xe9/\xff.png", "wb") as file:
+        file.write(b"no image")
+    with pytest.raises(FlashbackError, match=r"caf\\udce9/\\udcff\.png") as caught:
+        load_benchmark(os.fsdecode(root), sizes=[1, 1])
+    str(caught.value).encode()
+
+
+def test_a_run_on_names_that_are_no_utf8_is_recorded(tmp_path: Path) -> None:
+    root = os.fsencode(tmp_path) + b"/pi\xe9ces"
+    write_names_that_are_no_utf8(root)
+    settings = {"benchmark.sizes": [1, 1], "training.epochs": 1}
+    run(configure("finetune", os.fsdecode(root), settings=settings), out=tmp_path / "run")
+    record = read_record(tmp_path / "run")
+    assert record.run["data"]["class_names"] == [r"caf\udce9", "plain"]

@@ -78,7 +78,7 @@ class Store:
 
 def _checksum(files: Iterable[File], *, stamps: bool) -> str:
     lines = (f"{file.name}\t{file.size}\t{file.stamp if stamps else ''}\n" for file in files)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def from_files(
@@ -141,10 +141,11 @@ class DecodedClass:
                 npy.read_magic(file)
                 header = npy.read_array_header_1_0(file)
                 start, end = file.tell(), file.seek(0, os.SEEK_END)
-            if header != (self.shape, False, np.dtype(np.uint8)) or end - start != math.prod(self.shape):
-                return None
-            # numpy would keep one file per class open while it is mapped.
-            whole = torch.from_file(str(self.path), shared=False, size=end, dtype=torch.uint8)
+                if header != (self.shape, False, np.dtype(np.uint8)) or end - start != math.prod(self.shape):
+                    return None
+                # numpy would keep one file per class open while it is mapped. torch takes UTF-8 paths only.
+                name = str(self.path) if printable(self.path) == str(self.path) else f"/dev/fd/{file.fileno()}"
+                whole = torch.from_file(name, shared=False, size=end, dtype=torch.uint8)
         except (OSError, ValueError, RuntimeError):
             return None
         return whole[start:].view(self.shape).numpy()
