@@ -1,7 +1,7 @@
-"""The typed configuration of a run. Frozen dataclasses: one source for YAML, command line and Python.
+"""The typed configuration of a run: frozen dataclasses that YAML, the command line and Python share.
 
-Unknown keys and wrong types are errors with one sentence. The resolved configuration, written as YAML, starts the same
-run again.
+Unknown keys and wrong types are errors of one sentence. A resolved configuration, written as YAML, starts the same run
+again.
 """
 
 from __future__ import annotations
@@ -23,56 +23,60 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BenchmarkConfig:
-    name: str = "split-fashion-mini"  # a registered name, or the path of an .npz or of a folder of images
+    """The data of a run, and how its classes are split into tasks."""
+
+    name: str = "split-fashion-mini"  # a registered name, or the path of an .npz file or a folder of images
     order: str | int | tuple[int | str, ...] | None = None  # identity, a number, `seed` or a list; None: the default
-    sizes: tuple[int, ...] | None = None  # classes per task; None: the benchmark's own
-    tasks: int | None = None  # train on the first so many tasks only
+    sizes: tuple[int, ...] | None = None  # classes per task; None: the benchmark's
+    tasks: int | None = None  # train on the first tasks only
     validation: float = 0.0  # share of the training images that replaces the test images (for tuning)
 
     def check(self) -> None:
-        require(0.0 <= self.validation < 1.0, f"benchmark.validation is a share in [0, 1), not {self.validation}")
-        require(self.tasks is None or self.tasks >= 1, f"benchmark.tasks is at least 1, not {self.tasks}")
+        require(0.0 <= self.validation < 1.0, f"benchmark.validation must lie in [0, 1), not {self.validation}")
+        require(self.tasks is None or self.tasks >= 1, f"benchmark.tasks must be at least 1, not {self.tasks}")
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    epochs: int = 10  # E, the epochs of a host's main stage
-    first_epochs: int | None = None  # epochs of the first task; None: the same E
+    """How a host's main stage is trained."""
+
+    epochs: int = 10  # E, per task
+    first_epochs: int | None = None  # epochs of the first task; None: as the others
     batch_size: int = 32
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.03
     momentum: float = 0.0  # of sgd
-    weight_decay: float = 0.0  # added to the gradient; adamw takes it from the weights instead
+    weight_decay: float = 0.0  # adamw subtracts it from the weights, the others add it to the gradient
     nesterov: bool = False  # of sgd
-    betas: tuple[float, ...] = (0.9, 0.999)  # of adam and adamw: decay of the means of gradients and of their squares
-    eps: float = 1e-8  # of adam and adamw: keeps the divisor of an update from 0
+    betas: tuple[float, ...] = (0.9, 0.999)  # of adam and adamw
+    eps: float = 1e-8  # of adam and adamw
     schedule: Literal["none", "step", "cosine"] = "step"
-    first_schedule: Literal["none", "step", "cosine"] | None = None  # of the first task; None: the same
-    milestones: tuple[float, ...] = (0.7, 0.9)  # shares of a stage's epochs at which "step" lowers the rate
+    first_schedule: Literal["none", "step", "cosine"] | None = None  # of the first task; None: as the others
+    milestones: tuple[float, ...] = (0.7, 0.9)  # fractions of a stage's epochs at which "step" lowers the rate
     gamma: float = 0.1  # factor of each drop
-    views: tuple[str, ...] = ("crop", "flip")  # augmentation of training images, or none; steps act in a fixed order
+    views: tuple[str, ...] = ("crop", "flip")  # augmentation of training images; they act in a fixed order
     image_size: int | None = None  # side of the training view, at most that of the stored images
     evaluation_batch: int = 500
     precision: Literal["fp32", "tf32", "bf16"] | None = None  # None: bf16 on CUDA, fp32 on the CPU
 
     def check(self) -> None:
         for name in ("epochs", "batch_size", "evaluation_batch"):
-            require(getattr(self, name) >= 1, f"training.{name} is at least 1, not {getattr(self, name)}")
-        require(self.first_epochs is None or self.first_epochs >= 1, "training.first_epochs is at least 1")
-        require(self.lr > 0, f"training.lr is above 0, not {self.lr}")
-        require(0 <= self.momentum < 1, f"training.momentum lies in [0, 1), not {self.momentum}")
-        require(self.weight_decay >= 0, f"training.weight_decay is not negative, not {self.weight_decay}")
+            require(getattr(self, name) >= 1, f"training.{name} must be at least 1, not {getattr(self, name)}")
+        require(self.first_epochs is None or self.first_epochs >= 1, "training.first_epochs must be at least 1")
+        require(self.lr > 0, f"training.lr must be above 0, not {self.lr}")
+        require(0 <= self.momentum < 1, f"training.momentum must lie in [0, 1), not {self.momentum}")
+        require(self.weight_decay >= 0, f"training.weight_decay must not be negative, not {self.weight_decay}")
         self.check_optimiser()
-        require("none" not in self.views, "training.views: none stands alone; write none, or [], for no augmentation")
-        require(all(0 < m <= 1 for m in self.milestones), "training.milestones are shares of the epochs in (0, 1]")
-        require(self.gamma > 0, f"training.gamma is above 0, not {self.gamma}")
-        require(self.image_size is None or self.image_size >= 1, "training.image_size is at least 1")
+        require("none" not in self.views, "training.views: write none or [] alone for no augmentation")
+        require(all(0 < m <= 1 for m in self.milestones), "training.milestones must lie in (0, 1]")
+        require(self.gamma > 0, f"training.gamma must be above 0, not {self.gamma}")
+        require(self.image_size is None or self.image_size >= 1, "training.image_size must be at least 1")
 
     def check_optimiser(self) -> None:
         """Refuse also what the optimiser would ignore: whoever gives it expects it to act."""
         pair = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        require(pair, f"training.betas are two numbers in [0, 1), not {abbreviate(list(self.betas))}")
-        require(self.eps > 0, f"training.eps is above 0, not {self.eps}")
+        require(pair, f"training.betas must be two numbers in [0, 1), not {abbreviate(list(self.betas))}")
+        require(self.eps > 0, f"training.eps must be above 0, not {self.eps}")
         if self.optimiser == "sgd":
             require(not self.nesterov or self.momentum > 0, "training.nesterov needs training.momentum above 0")
             require(
@@ -90,25 +94,29 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class FlashbackConfig:
+    """Settings of Flashback Learning."""
+
     enabled: bool = False
     epochs: int = 2  # E1, the epochs of phase 1
     second_epochs: int | None = None  # E2, the epochs of phase 2; None: E - E1, the paper's equal budget
     alpha: float = 0.01  # alpha_p, the weight of the plasticity loss (Eq. 19)
-    support: Literal["host", "all", "memory"] = "host"  # where the plasticity distance acts
+    support: Literal["host", "all", "memory"] = "host"  # the samples of the plasticity distance
     phase1_stability: float = 1.0  # weight of the host's stability loss in phase 1 (Eq. 14: 1; prose of the paper: 0)
     phase1_schedule: Literal["none", "host"] = "none"
-    start: float = 0.0  # where phase 2 starts: 0 the stable state (the paper), 1 the primary weights, or between
-    alpha_schedule: Literal["constant", "rising", "falling"] = "constant"  # how alpha_p moves over phase 2
+    start: float = 0.0  # phase 2 starts from: 0 the stable state (the paper), 1 the primary weights, or between
+    alpha_schedule: Literal["constant", "rising", "falling"] = "constant"  # alpha_p over phase 2
 
     def check(self) -> None:
-        require(self.epochs >= 0, f"flashback.epochs (E1) is not negative, not {self.epochs}")
-        require(self.second_epochs is None or self.second_epochs >= 1, "flashback.second_epochs (E2) is at least 1")
-        require(self.alpha >= 0, f"flashback.alpha (alpha_p) is not negative, not {self.alpha}")
-        require(self.phase1_stability >= 0, "flashback.phase1_stability is not negative")
-        require(0 <= self.start <= 1, f"flashback.start lies in [0, 1], not {self.start}")
+        require(self.epochs >= 0, f"flashback.epochs (E1) must not be negative, not {self.epochs}")
+        require(
+            self.second_epochs is None or self.second_epochs >= 1, "flashback.second_epochs (E2) must be at least 1"
+        )
+        require(self.alpha >= 0, f"flashback.alpha (alpha_p) must not be negative, not {self.alpha}")
+        require(self.phase1_stability >= 0, "flashback.phase1_stability must not be negative")
+        require(0 <= self.start <= 1, f"flashback.start must lie in [0, 1], not {self.start}")
 
     def split(self, epochs: int) -> tuple[int, int]:
-        """E1 and E2 for a main stage of so many epochs."""
+        """E1 and E2 for a main stage of `epochs` epochs."""
         if self.second_epochs is not None:
             return self.epochs, self.second_epochs
         if self.epochs >= epochs:
@@ -124,23 +132,23 @@ class FlashbackConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When a run saves its state. It changes nothing but that, so a run may be resumed with other values."""
+    """When a run saves its state; a run may be resumed with other values."""
 
-    minutes: float = 2.0  # at least so often
-    epochs: int = 0  # and after every so many epochs; 0: by time alone
-    tasks: bool = False  # keep the model after every task, to be loaded later
+    minutes: float = 2.0  # between checkpoints
+    epochs: int = 0  # save every so many epochs too; 0: by time only
+    tasks: bool = False  # keep the model after every task, for load_trained
 
     def check(self) -> None:
-        require(self.minutes >= 0, f"checkpoint.minutes is not negative, not {self.minutes}")
-        require(self.epochs >= 0, f"checkpoint.epochs is not negative, not {self.epochs}")
+        require(self.minutes >= 0, f"checkpoint.minutes must not be negative, not {self.minutes}")
+        require(self.epochs >= 0, f"checkpoint.epochs must not be negative, not {self.epochs}")
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What every host has; a host extends it with its own fields."""
+    """Settings that every host has; a host extends them with its own."""
 
     name: str = ""
-    net: str = ""  # a registered backbone; empty: the one that suits the images
+    net: str = ""  # a registered backbone; empty: chosen by the size of the images
 
     def check(self) -> None:
         """Raise a FlashbackError for values that cannot work."""
@@ -148,6 +156,21 @@ class HostSettings:
 
 @dataclass(frozen=True)
 class RunConfig:
+    """The configuration of one run; `configure` makes one.
+
+    Attributes:
+        host: The host's name, its net and its own settings.
+        benchmark: The data, and how classes are split into tasks.
+        training: Epochs, optimiser, schedule, augmentation, precision.
+        flashback: Whether Flashback is on, and its settings.
+        checkpoint: When the run saves its state.
+        seed: Decides everything random.
+        recipe: The recipe that the values come from.
+        fast: Give up determinism for speed on a GPU.
+        capture: On CUDA, capture the training step in a graph.
+        compile: On CUDA, compile the backbones of the captured step; None: only in a long run.
+    """
+
     host: HostSettings = field(default_factory=HostSettings)
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -155,12 +178,12 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     seed: int = 0
     recipe: str = "controlled"
-    fast: bool = False  # give up determinism for speed on a GPU
-    capture: bool = True  # on CUDA, capture the training step in a graph
-    compile: bool | None = None  # on CUDA, compile the backbones of the captured step; None: when the run is long
+    fast: bool = False
+    capture: bool = True
+    compile: bool | None = None
 
     def check(self) -> None:
-        require(self.seed >= 0, f"the seed is {self.seed}; give one from 0")
+        require(self.seed >= 0, f"seed must not be negative, not {self.seed}")
         for section in (self.host, self.benchmark, self.training, self.flashback, self.checkpoint):
             section.check()
         if self.flashback.enabled:
@@ -168,31 +191,31 @@ class RunConfig:
 
 
 def not_negative(settings: HostSettings, *names: str) -> None:
-    """For these settings of a host; None, which stands for a value from elsewhere, always passes."""
-    _bounded(settings, names, lambda value: value >= 0, "not negative")
+    """Check these settings of a host; None always passes."""
+    _bounded(settings, names, lambda value: value >= 0, "not be negative")
 
 
 def above_zero(settings: HostSettings, *names: str) -> None:
-    _bounded(settings, names, lambda value: value > 0, "above 0")
+    _bounded(settings, names, lambda value: value > 0, "be above 0")
 
 
 def at_least_one(settings: HostSettings, *names: str) -> None:
-    _bounded(settings, names, lambda value: value >= 1, "at least 1")
+    _bounded(settings, names, lambda value: value >= 1, "be at least 1")
 
 
 def _bounded(settings: HostSettings, names: Sequence[str], holds: Callable[[Any], bool], rule: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        require(value is None or holds(value), f"host.{name} is {rule}, not {value}")
+        require(value is None or holds(value), f"host.{name} must {rule}, not {value}")
 
 
 # ---------------------------------------------------------------- mappings to dataclasses and back
 
 
 def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
-    """Make a dataclass from a mapping. Unknown keys and wrong types are errors that name the dotted path."""
+    """Make a dataclass from a mapping; errors for unknown keys and wrong types name the dotted key."""
     if not isinstance(values, Mapping):
-        raise FlashbackError(f"{path.rstrip('.') or 'the configuration'} is a mapping, not {abbreviate(values)}")
+        raise FlashbackError(f"{path.rstrip('.') or 'the configuration'} must be a mapping, not {abbreviate(values)}")
     hints = typing.get_type_hints(cls)
     known = fields_of(cls)
     for key in values:
@@ -202,13 +225,13 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
 
 
 def check_sections(values: Mapping[str, Any], host: type[HostSettings]) -> None:
-    """A key without its section, such as `epochs`, is told the full ones."""
+    """Refuse a key without its section, such as `epochs`, and name the full keys."""
     for key in values.keys() - fields_of(RunConfig):
-        homes = [f"'{home}'" for home in homes_of(key, host)]
-        require(not homes, f"unknown key '{key}'; did you mean {' or '.join(homes)}?")
+        keys = [f"'{full}'" for full in full_keys(key, host)]
+        require(not keys, f"unknown key '{key}'; did you mean {' or '.join(keys)}?")
 
 
-def homes_of(name: str, host: type[HostSettings]) -> list[str]:
+def full_keys(name: str, host: type[HostSettings]) -> list[str]:
     """The keys that end with a plain name, each with its section."""
     sections = {**typing.get_type_hints(RunConfig), "host": host}
     return [f"{key}.{name}" for key, section in sections.items() if name in fields_of(section)]
@@ -230,24 +253,24 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin in (tuple, list):
         value = [] if value == "none" else value
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise FlashbackError(f"{path} is a list, not {abbreviate(value)}{_list_advice(arguments[0], value)}")
+            raise FlashbackError(f"{path} must be a list, not {abbreviate(value)}{_list_advice(arguments[0], value)}")
         return origin(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise FlashbackError(f"{path} is a mapping, not {abbreviate(value)}")
+            raise FlashbackError(f"{path} must be a mapping, not {abbreviate(value)}")
         return {str(key): _convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     return _convert_plain(hint, value, path)
 
 
 def _plain_number(value: Any) -> Any:
-    """Numbers of numpy as Python's own, which YAML and JSON take; what is no number stays."""
+    """Turn numpy numbers into Python numbers, which YAML and JSON accept."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _list_advice(hint: Any, value: Any) -> str:
-    """How to write a value as a list, where that would be right."""
+    """How to write the value as a list, if that would be valid."""
     if not isinstance(value, (str, int, float)) or len(str(value)) >= LONGEST_VALUE:
         return ""
     try:
@@ -261,7 +284,7 @@ def _convert_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     if value is None and type(None) in options:
         return None
     failure: FlashbackError | None = None
-    # The exact type first: "1993" as a string must not become a number, nor 3 a string.
+    # Try the exact type first: the string "1993" must not become a number, nor 3 a string.
     for option in sorted((o for o in options if o is not type(None)), key=lambda o: not _is_exactly(o, value)):
         try:
             return _convert(option, value, path)
@@ -276,10 +299,10 @@ def _is_exactly(option: Any, value: Any) -> bool:
 
 
 def _convert_choice(choices: tuple[Any, ...], value: Any, path: str) -> Any:
-    # YAML reads a bare `none` as a string but `null`, and `~` as None; both may mean the choice "none".
+    # YAML reads `none` as a string, but `null` and `~` as None; all may mean the choice "none".
     value = "none" if value is None and "none" in choices else value
     if value not in choices:
-        raise FlashbackError(f"{path} is one of {', '.join(map(str, choices))}, not {abbreviate(value)}")
+        raise FlashbackError(f"{path} must be one of {', '.join(map(str, choices))}, not {abbreviate(value)}")
     return value
 
 
@@ -290,19 +313,19 @@ def _convert_plain(hint: Any, value: Any, path: str) -> Any:
         try:
             value = float(value)  # YAML reads 1e-3 as a string
         except (ValueError, OverflowError):
-            raise FlashbackError(f"{path} is a number, not {abbreviate(value)}") from None
+            raise FlashbackError(f"{path} must be a number, not {abbreviate(value)}") from None
     if hint is float and isinstance(value, float) and not math.isfinite(value):
-        raise FlashbackError(f"{path} is a finite number, not {abbreviate(value)}")
+        raise FlashbackError(f"{path} must be a finite number, not {abbreviate(value)}")
     if hint is int and type(value) is int and abs(value) > LARGEST_NUMBER:
-        raise FlashbackError(f"{path} is a whole number of at most {LARGEST_NUMBER}")
+        raise FlashbackError(f"{path} must be a whole number of at most {LARGEST_NUMBER}")
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(hint, hint)
-        raise FlashbackError(f"{path} is {kind}, not {abbreviate(value)}")
+        raise FlashbackError(f"{path} must be {kind}, not {abbreviate(value)}")
     return value
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A plain mapping (tuples as lists) that `build` turns into the same dataclass again."""
+    """A plain mapping, with lists for tuples, that `build` turns back into the same dataclass."""
     return {key: _plain(value) for key, value in dataclasses.asdict(config).items()}
 
 
@@ -313,7 +336,7 @@ def _plain(value: Any) -> Any:
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value at a dotted path of nested mappings."""
+    """Set a value in nested mappings by its dotted key."""
     *parents, leaf = key.split(".")
     for parent in parents:
         values = values.setdefault(parent, {})

@@ -51,26 +51,26 @@ def refusal(values: dict[str, Any]) -> str:
             "unknown host 'icrl'; did you mean 'icarl'? (a file with hosts of your own is imported first, on the "
             "command line by --host-file)",
         ),
-        ({"training": 3}, "training is a mapping, not 3"),
-        ({"training": None}, "training is a mapping, not None"),
-        ({"training": {"epochs": 3.0}}, "training.epochs is a whole number, not 3.0"),
-        ({"training": {"epochs": "3"}}, "training.epochs is a whole number, not '3'"),
-        ({"training": {"epochs": True}}, "training.epochs is a whole number, not True"),
-        ({"training": {"lr": "fast"}}, "training.lr is a number, not 'fast'"),
-        ({"training": {"lr": True}}, "training.lr is a number, not True"),
-        ({"training": {"lr": float("nan")}}, "training.lr is a finite number, not nan"),
-        ({"training": {"lr": ".inf"}}, "training.lr is a number, not '.inf'"),
-        ({"training": {"lr": "inf"}}, "training.lr is a finite number, not inf"),
-        ({"training": {"nesterov": "yes"}}, "training.nesterov is true or false, not 'yes'"),
-        ({"training": {"views": "crop"}}, "training.views is a list, not 'crop'; write [crop]"),
-        ({"training": {"milestones": [0.5, "x"]}}, "training.milestones[1] is a number, not 'x'"),
-        ({"training": {"schedule": "linear"}}, "training.schedule is one of none, step, cosine, not 'linear'"),
-        ({"training": {"optimiser": "rmsprop"}}, "training.optimiser is one of sgd, adam, adamw, not 'rmsprop'"),
-        ({"training": {"betas": 0.9}}, "training.betas is a list, not 0.9; write [0.9]"),
-        ({"benchmark": {"order": 2.5}}, "benchmark.order is a text, not 2.5"),
-        ({"benchmark": {"sizes": [2, "3"]}}, "benchmark.sizes[1] is a whole number, not '3'"),
-        ({"seed": "0"}, "seed is a whole number, not '0'"),
-        ({"seed": 2**63}, "seed is a whole number of at most 9223372036854775807"),
+        ({"training": 3}, "training must be a mapping, not 3"),
+        ({"training": None}, "training must be a mapping, not None"),
+        ({"training": {"epochs": 3.0}}, "training.epochs must be a whole number, not 3.0"),
+        ({"training": {"epochs": "3"}}, "training.epochs must be a whole number, not '3'"),
+        ({"training": {"epochs": True}}, "training.epochs must be a whole number, not True"),
+        ({"training": {"lr": "fast"}}, "training.lr must be a number, not 'fast'"),
+        ({"training": {"lr": True}}, "training.lr must be a number, not True"),
+        ({"training": {"lr": float("nan")}}, "training.lr must be a finite number, not nan"),
+        ({"training": {"lr": ".inf"}}, "training.lr must be a number, not '.inf'"),
+        ({"training": {"lr": "inf"}}, "training.lr must be a finite number, not inf"),
+        ({"training": {"nesterov": "yes"}}, "training.nesterov must be true or false, not 'yes'"),
+        ({"training": {"views": "crop"}}, "training.views must be a list, not 'crop'; write [crop]"),
+        ({"training": {"milestones": [0.5, "x"]}}, "training.milestones[1] must be a number, not 'x'"),
+        ({"training": {"schedule": "linear"}}, "training.schedule must be one of none, step, cosine, not 'linear'"),
+        ({"training": {"optimiser": "rmsprop"}}, "training.optimiser must be one of sgd, adam, adamw, not 'rmsprop'"),
+        ({"training": {"betas": 0.9}}, "training.betas must be a list, not 0.9; write [0.9]"),
+        ({"benchmark": {"order": 2.5}}, "benchmark.order must be a text, not 2.5"),
+        ({"benchmark": {"sizes": [2, "3"]}}, "benchmark.sizes[1] must be a whole number, not '3'"),
+        ({"seed": "0"}, "seed must be a whole number, not '0'"),
+        ({"seed": 2**63}, "seed must be a whole number of at most 9223372036854775807"),
     ],
 )
 def test_what_does_not_belong_is_refused_by_its_name(values: dict[str, Any], sentence: str) -> None:
@@ -78,7 +78,7 @@ def test_what_does_not_belong_is_refused_by_its_name(values: dict[str, Any], sen
 
 
 def test_a_number_beyond_all_numbers_is_refused() -> None:
-    assert refusal({"training": {"lr": 10**400}}).startswith("training.lr is a number, not 1000")
+    assert refusal({"training": {"lr": 10**400}}).startswith("training.lr must be a number, not 1000")
 
 
 @pytest.mark.parametrize(
@@ -128,15 +128,15 @@ class TwoNumbers(HostSettings):
 @pytest.mark.parametrize(
     ("check", "least", "refused", "rule"),
     [
-        (not_negative, 0, -0.5, "not negative"),
-        (above_zero, 0.5, 0, "above 0"),
-        (at_least_one, 1, 0, "at least 1"),
+        (not_negative, 0, -0.5, "not be negative"),
+        (above_zero, 0.5, 0, "be above 0"),
+        (at_least_one, 1, 0, "be at least 1"),
     ],
 )
 def test_bounds_of_the_settings_of_a_host(check: Any, least: float, refused: float, rule: str) -> None:
     check(TwoNumbers(one=least, two=None), "one", "two")
     check(TwoNumbers(one=least, two=refused), "one")  # the other is not asked for
-    with pytest.raises(FlashbackError, match=rf"^host\.two is {rule}, not {refused}$"):
+    with pytest.raises(FlashbackError, match=rf"^host\.two must {rule}, not {refused}$"):
         check(TwoNumbers(one=least, two=refused), "one", "two")
 
 
@@ -162,7 +162,7 @@ def test_yaml_oddities_mean_what_they_seem_to_mean() -> None:
 def test_null_may_stand_for_the_choice_none() -> None:
     assert build(TrainingConfig, {"schedule": None}).schedule == "none"
     assert build(TrainingConfig, {"first_schedule": None}).first_schedule is None
-    with pytest.raises(FlashbackError, match=r"flashback.support is one of host, all, memory, not None"):
+    with pytest.raises(FlashbackError, match=r"flashback.support must be one of host, all, memory, not None"):
         build(RunConfig, {"flashback": {"support": None}})
 
 

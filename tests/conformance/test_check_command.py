@@ -242,7 +242,7 @@ def line_of(words: str) -> int:
 
 
 def test_settings_are_those_of_the_short_runs() -> None:
-    with pytest.raises(FlashbackError, match=r"training\.epochs is at least 1"):
+    with pytest.raises(FlashbackError, match=r"training\.epochs must be at least 1"):
         check_host("lwf-mc", settings={"training.epochs": 0})
     with pytest.raises(FlashbackError, match="did you mean 'lwf-mc'"):
         check_host("lwf-mcc")

@@ -290,7 +290,7 @@ def test_bytes_count_both_networks(name: str) -> None:
 
 @BOTH
 def test_a_negative_rate_is_refused(name: str) -> None:
-    with pytest.raises(FlashbackError, match=r"host\.mixing_lr is not negative"):
+    with pytest.raises(FlashbackError, match=r"host\.mixing_lr must not be negative"):
         quick_host(name, host__mixing_lr=-0.1)
 
 

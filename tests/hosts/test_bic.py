@@ -266,9 +266,9 @@ def test_a_run_with_flashback_learns() -> None:
     [
         ({"host__held_out": 0.0}, "host.held_out is a share above 0 and below 1, not 0.0"),
         ({"host__held_out": 1.0}, "host.held_out is a share above 0 and below 1, not 1.0"),
-        ({"host__correction_epochs": 0}, "host.correction_epochs is at least 1, not 0"),
-        ({"host__correction_lr": 0.0}, "host.correction_lr is above 0, not 0.0"),
-        ({"host__temperature": -1.0}, "host.temperature is above 0, not -1.0"),
+        ({"host__correction_epochs": 0}, "host.correction_epochs must be at least 1, not 0"),
+        ({"host__correction_lr": 0.0}, "host.correction_lr must be above 0, not 0.0"),
+        ({"host__temperature": -1.0}, "host.temperature must be above 0, not -1.0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sentence: str) -> None:

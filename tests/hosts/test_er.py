@@ -134,8 +134,8 @@ def test_a_run_with_flashback_learns_and_remembers() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "sentence"),
     [
-        ("memory_size", 0, "host.memory_size is at least 1, not 0"),
-        ("minibatch", 0, "host.minibatch is at least 1, not 0"),
+        ("memory_size", 0, "host.memory_size must be at least 1, not 0"),
+        ("minibatch", 0, "host.minibatch must be at least 1, not 0"),
         ("alpha", 0.1, "unknown key 'host.alpha'"),
     ],
 )

@@ -134,7 +134,7 @@ def test_a_run_with_flashback_learns_new_classes() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"host__temperature": 0.0}, r"host\.temperature is above 0"),
+        ({"host__temperature": 0.0}, r"host\.temperature must be above 0"),
         ({"host__strength": -1.0}, r"host\.strength"),
         ({"host__columns": "all"}, r"host\.columns"),
         ({"host__memory_size": 20}, r"unknown key 'host\.memory_size'"),

@@ -132,7 +132,7 @@ def test_plastic_knowledge_is_of_the_present_task_alone() -> None:
 
 
 def test_refuses_values_that_cannot_work() -> None:
-    with pytest.raises(FlashbackError, match=r"host\.strength is not negative"):
+    with pytest.raises(FlashbackError, match=r"host\.strength must not be negative"):
         quick_host("mas", host__strength=-1.0)
 
 

@@ -124,7 +124,7 @@ def test_a_run_with_flashback_learns_and_remembers() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"host__memory_size": 0}, "host.memory_size is at least 1, not 0"),
+        ({"host__memory_size": 0}, "host.memory_size must be at least 1, not 0"),
         ({"host__memory_size": None}, "set host.memory_size .in all. or host.memory_per_class"),
         ({"host__minibatch": 4}, "unknown key 'host.minibatch'"),
     ],

@@ -354,11 +354,11 @@ def test_bytes_count_what_is_there_of_earlier_tasks(column: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "sentence"),
     [
-        ("strength", -1.0, r"host\.strength is not negative"),
+        ("strength", -1.0, r"host\.strength must not be negative"),
         ("gamma", 1.5, r"host\.gamma lies in \[0, 1\]"),
         ("column", "old", r"host\.column is one of fresh, kept"),
-        ("progress_epochs", 0, r"host\.progress_epochs is at least 1"),
-        ("progress_lr", 0.0, r"host\.progress_lr is above 0"),
+        ("progress_epochs", 0, r"host\.progress_epochs must be at least 1"),
+        ("progress_lr", 0.0, r"host\.progress_lr must be above 0"),
     ],
 )
 def test_refuses_values_that_cannot_work(setting: str, value: object, sentence: str) -> None:

@@ -187,10 +187,10 @@ def test_a_run_with_flashback_learns() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"host__temperature": 0.0}, "host.temperature is above 0, not 0.0"),
-        ({"host__memory_size": 0}, "host.memory_size is at least 1, not 0"),
+        ({"host__temperature": 0.0}, "host.temperature must be above 0, not 0.0"),
+        ({"host__memory_size": 0}, "host.memory_size must be at least 1, not 0"),
         ({"host__memory_size": None}, "set host.memory_size .in all. or host.memory_per_class"),
-        ({"host__positive": "perhaps"}, "host.positive is true or false"),
+        ({"host__positive": "perhaps"}, "host.positive must be true or false"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sentence: str) -> None:

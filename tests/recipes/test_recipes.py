@@ -209,9 +209,9 @@ def test_quick_recipes_train_few_steps():
     ("key", "value", "sentence"),
     [
         ("host.lambda_bass", 5.0, "did you mean 'host.lambda_base'"),
-        ("host.scale", "sizes", "host.scale is one of classes, tasks, not 'sizes'"),
-        ("training.lr", "fast", "training.lr is a number, not 'fast'"),
-        ("training.epochs", 0, "training.epochs is at least 1, not 0"),
+        ("host.scale", "sizes", "host.scale must be one of classes, tasks, not 'sizes'"),
+        ("training.lr", "fast", "training.lr must be a number, not 'fast'"),
+        ("training.epochs", 0, "training.epochs must be at least 1, not 0"),
         ("flashback.epochs", 60, "leaves nothing for phase 2"),
     ],
 )

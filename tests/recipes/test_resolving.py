@@ -107,7 +107,7 @@ def test_an_unfinished_run_of_an_earlier_version_is_gone_on_with(made: list[Reci
         ({"recipe": "best"}, r"recipe \(--recipe\) is one of controlled, anchor, as-published, or .* not 'best'"),
         ({"recipe": "anchor"}, "no anchor recipe for icarl on made; icarl has no anchor recipe at all"),
         ({"settings": {"training.epoch": 3}}, "unknown key 'training.epoch'; did you mean 'training.epochs'?"),
-        ({"settings": {"training.epochs": "3"}}, "training.epochs is a whole number, not '3'"),
+        ({"settings": {"training.epochs": "3"}}, "training.epochs must be a whole number, not '3'"),
     ],
 )
 def test_what_cannot_be_configured_is_said(made: list[Recipe], call: dict[str, Any], sentence: str) -> None:

@@ -169,7 +169,7 @@ def test_bidirectional_methods_are_planned_on_twenty_tasks_too(tmp_path: Path) -
         ("[1, 2]", "no mapping"),
         ("hosts: []", "hosts is empty"),
         ("{hosts: [icarl], seedz: [1]}", "seedz"),
-        ("{hosts: [icarl], grid: {training.lr: 3}}", "grid.training.lr is a list"),
+        ("{hosts: [icarl], grid: {training.lr: 3}}", "grid.training.lr must be a list"),
         ("{hosts: [icarl], arms: [both]}", "arms"),
         ("{hosts: [icarl], seeds: 3}", r"^made: seeds is a list of seeds, not 3; write \[0, 1, 2\]$"),
         ("{hosts: [icarl], parts: [{seeds: 1}]}", r"seeds is a list of seeds, not 1; write \[0\]$"),

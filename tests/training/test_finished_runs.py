@@ -241,7 +241,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     )
     assert {type(config.training.epochs), type(config.training.lr), type(config.training.milestones[0])} == {int, float}
     for value in (True, np.float64(1.0), np.bool_(True), "1"):
-        with pytest.raises(fb.FlashbackError, match=r"training\.epochs is a whole number, not "):
+        with pytest.raises(fb.FlashbackError, match=r"training\.epochs must be a whole number, not "):
             quick_config("icarl", training__epochs=value)
 
 

@@ -72,16 +72,19 @@ def test_a_mistyped_setting_of_flashback_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"support": "everything"}, r"flashback\.support is one of host, all, memory, not 'everything'"),
-        ({"phase1_schedule": "hosts"}, r"flashback\.phase1_schedule is one of none, host, not 'hosts'"),
-        ({"alpha_schedule": "risin"}, r"flashback\.alpha_schedule is one of constant, rising, falling, not 'risin'"),
-        ({"alpha": "x"}, r"flashback\.alpha is a number, not 'x'"),
-        ({"alpha": True}, r"flashback\.alpha is a number, not True"),
-        ({"alpha": float("nan")}, r"flashback\.alpha is a finite number, not nan"),
-        ({"epochs": 1.5}, r"flashback\.epochs is a whole number, not 1\.5"),
-        ({"second_epochs": "2"}, r"flashback\.second_epochs is a whole number, not '2'"),
-        ({"settings": {"alpha": 1}}, r"settings of flashback go by name, as alpha=0\.1, not \{'alpha': 1\}"),
-        ({"settings": FlashbackConfig(support="everything")}, r"flashback\.support is one of"),  # type: ignore[arg-type]
+        ({"support": "everything"}, r"flashback\.support must be one of host, all, memory, not 'everything'"),
+        ({"phase1_schedule": "hosts"}, r"flashback\.phase1_schedule must be one of none, host, not 'hosts'"),
+        (
+            {"alpha_schedule": "risin"},
+            r"flashback\.alpha_schedule must be one of constant, rising, falling, not 'risin'",
+        ),
+        ({"alpha": "x"}, r"flashback\.alpha must be a number, not 'x'"),
+        ({"alpha": True}, r"flashback\.alpha must be a number, not True"),
+        ({"alpha": float("nan")}, r"flashback\.alpha must be a finite number, not nan"),
+        ({"epochs": 1.5}, r"flashback\.epochs must be a whole number, not 1\.5"),
+        ({"second_epochs": "2"}, r"flashback\.second_epochs must be a whole number, not '2'"),
+        ({"settings": {"alpha": 1}}, r"settings of flashback go by name \(alpha=0\.1\), not \{'alpha': 1\}"),
+        ({"settings": FlashbackConfig(support="everything")}, r"flashback\.support must be one of"),  # type: ignore[arg-type]
     ],
 )
 def test_nonsense_for_flashback_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -153,7 +156,7 @@ def test_a_result_says_what_it_holds() -> None:
 
 
 def test_settings_beside_a_configuration_are_refused() -> None:
-    with pytest.raises(fb.FlashbackError, match=r"give epochs, memry to fb\.configure, not fb\.build_host"):
+    with pytest.raises(fb.FlashbackError, match=r"give epochs, memry to fb\.configure"):
         fb.build_host(quick_config("icarl"), tiny_benchmark(), epochs=3, memry=5)
     assert fb.build_host("lwf-mc", tiny_benchmark(), "cpu", epochs=3).config.training.epochs == 3
 

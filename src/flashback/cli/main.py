@@ -12,7 +12,7 @@ import typer
 
 from flashback.cli.commands import Saved, app
 from flashback.cli.console import say
-from flashback.config import HostSettings, homes_of
+from flashback.config import HostSettings, full_keys
 from flashback.errors import FlashbackError
 
 # click's error; typer keeps it in different places in different versions
@@ -57,7 +57,7 @@ def as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
 
     name, hosts = option.lstrip("-").replace("-", "_"), registered("hosts", "HOSTS")
     host_settings = next((settings_of(hosts[word]) for word in arguments if word in hosts), set())
-    keys = [f"host.{name}"] * (name in host_settings) + homes_of(name, HostSettings)
+    keys = [f"host.{name}"] * (name in host_settings) + full_keys(name, HostSettings)
     if not keys:
         return None
     words = " ".join(arguments).replace("=", " ").split()

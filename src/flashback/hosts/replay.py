@@ -28,7 +28,7 @@ class ReplaySettings(HostSettings):
     minibatch: int = 32  # images of one draw from the memory
 
     def check(self) -> None:
-        require(self.memory_size >= 1, f"host.memory_size is at least 1, not {self.memory_size}; replay needs a memory")
+        require(self.memory_size >= 1, f"host.memory_size must be at least 1, not {self.memory_size}")
         at_least_one(self, "minibatch")
 
 
