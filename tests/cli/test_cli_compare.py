@@ -345,6 +345,6 @@ def test_a_process_that_dies_is_named(flashback: Command, tiny: list[str]) -> No
     options = ("--host-file", "mortal.py", "--seeds", 1, "--jobs", 2, "--out", "out", *tiny)
     code, out, err = flashback("compare", "mortal", *options)
     assert code == 1
-    assert err.startswith("failed: flashback, seed 0: its process ended without a word")
+    assert err.startswith("failed: flashback, seed 0: its process ended without an error message")
     assert read_record(Path("out/host/seed-0")).run["steps"] == 18
     assert "There is no pair to compare." in out

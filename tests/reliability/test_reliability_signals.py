@@ -20,7 +20,6 @@ from reliability_runs import NEVER, answer, go_on, icarl, linger, stoppable
 import flashback
 from flashback import FlashbackError
 from flashback.config import CheckpointConfig
-from flashback.studies.packing import FixedConcurrency
 from flashback.studies.processes import STOPPED, run_in_processes
 from flashback.training import Checkpoints, Interrupted
 from flashback.training.step import TrainingStep
@@ -189,7 +188,7 @@ def test_sigterm_to_the_parent_of_several_runs() -> None:
         return see
 
     with unchanged_handlers(), pytest.raises(Interrupted):
-        run_in_processes({"one": None, "two": None}, FixedConcurrency(1), linger, watch)
+        run_in_processes({"one": None, "two": None}, 1, linger, watch)
     assert len(pids) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
@@ -207,7 +206,7 @@ def test_a_closed_terminal_does_not_matter_under_nohup() -> None:
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert run_in_processes({"one": None}, FixedConcurrency(1), answer, watch) == {"one": None}
+        assert run_in_processes({"one": None}, 1, answer, watch) == {"one": None}
     finally:
         signal.signal(signal.SIGHUP, before)
     assert seen[0] == {"event": "answer"}
@@ -217,7 +216,7 @@ def test_one_process_that_is_stopped_leaves_the_others_alone() -> None:
     def watch(name: str) -> Callable[[Any], None]:
         return lambda event: os.kill(event["pid"], signal.SIGTERM) if "pid" in event else None
 
-    problems = run_in_processes({"stopped": True, "other": False}, FixedConcurrency(2), stoppable, watch)
+    problems = run_in_processes({"stopped": True, "other": False}, 2, stoppable, watch)
     assert problems == {"stopped": STOPPED, "other": None}
 
 

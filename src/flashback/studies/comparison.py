@@ -22,7 +22,7 @@ from flashback.recipes import check_free, config_from_dict, configure
 from flashback.records import RunRecord, differing_keys, is_begun, read_record
 from flashback.records.folder import COMPARISON
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
-from flashback.studies.jobs import Job, RunContext, carry_out, group_failures, is_finished
+from flashback.studies.jobs import Job, RunContext, group_failures, is_finished, run_jobs
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
@@ -144,26 +144,44 @@ def compare(
     track: Sequence[str] = (),
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
 ) -> Comparison:
-    """Run both arms with the same settings and seeds, reuse what is finished, and leave comparison.json in `out`.
+    """Train a host with and without flashback, with the same settings and seeds, and compare them by seed.
 
-    `seeds` are the seeds, or how many: 3 stands for 0, 1 and 2. Runs that fail are named in `failures` of the answer;
-    where no pair of runs is left, it is an error.
-    Further seeds that are finished in `out` count too: what a folder answers does not depend on who asked last.
-    `jobs` runs go on at a time, each in its own process; by default one on a CPU, on a GPU as many as make all
-    together faster. `watch` gives the observer of a run by its name.
+    Finished runs in `out` are reused, and finished seeds that were not asked for count too, so that the answer of a
+    folder does not depend on the last call. The answer is also written to comparison.json in `out`.
+
+    Args:
+        host: The name of the method.
+        benchmark: The name of a benchmark, or the path of an .npz file or of a folder of images.
+        seeds: The seeds, or how many: 3 stands for 0, 1 and 2.
+        out: The folder for all runs and for comparison.json.
+        recipe: "controlled", "anchor", "as-published", "defaults" or the path of a recipe file.
+        settings: Settings by dotted key, for both arms; they win over the recipe.
+        jobs: How many runs train at a time, each in a process of its own. By default one on a CPU, and on a GPU as many
+            as cores and memory allow, at most eight.
+        data: The folder the data sets are in; by default the cache folder.
+        device: "auto", "cpu" or "cuda".
+        host_file: A file, or several, that register hosts or nets.
+        track: Trackers: "tensorboard", "wandb", "mlflow".
+        watch: Gives the observer of a run by its name, such as "host, seed 0".
+
+    Returns:
+        The comparison. Runs that failed are in its `failures`.
+
+    Raises:
+        FlashbackError: The input makes no sense, or runs failed and no pair is left (NothingToCompareError).
     """
     seeds = chosen_seeds(seeds)
     require(len(seeds) >= 1, "a comparison needs at least one seed")
     require(len(set(seeds)) == len(seeds), f"each seed counts once; {', '.join(map(str, seeds))} repeats one")
     check_free(settings or {}, "a comparison")
     find_hosts(host_file)
-    place = RunContext.of(data, device, host_file, jobs, track)
+    context = RunContext.of(data, device, host_file, jobs, track)
 
     def job_of(arm: str, seed: int) -> Job:
         config = configure(
             host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=recipe, settings=settings, data=data
         )
-        return Job(arm, config.seed, to_dict(config), Path(out) / arm / f"seed-{config.seed}", place)
+        return Job(arm, config.seed, to_dict(config), Path(out) / arm / f"seed-{config.seed}", context)
 
     planned = [job_of(arm, seed) for seed in seeds for arm in ARMS]
     checksum = rehearse(planned[: len(ARMS)])
@@ -172,7 +190,7 @@ def compare(
     further = [job for job in others if is_finished(job, checksum)]
     require(not is_begun(Path(out)), f"{out} holds a run; {ANOTHER_FOLDER}")
     make_folder(Path(out))
-    failures = carry_out([job for job in planned if job.name not in reused], jobs, watch, Path(out))
+    failures = run_jobs([job for job in planned if job.name not in reused], jobs, watch, Path(out))
     comparison = conclude(planned, failures, reused, further)
     write_atomically(Path(out) / COMPARISON, json.dumps(comparison.as_dict(), indent=1) + "\n")
     if comparison.equal_budget is None and failures:
@@ -201,7 +219,7 @@ def runs_in(out: Path) -> list[tuple[str, int]]:
 def rehearse(jobs: Sequence[Job]) -> str:
     """Build all that one run of each arm needs: what is refused is refused now. Returns the checksum of the data."""
     configs = [config_from_dict(job.config) for job in jobs]
-    benchmark = open_benchmark(configs[0], jobs[0].place.data)
+    benchmark = open_benchmark(configs[0], jobs[0].context.data)
     for config in configs:
         build_method(config, benchmark, "cpu")  # the device is for the runs
     return benchmark.checksum

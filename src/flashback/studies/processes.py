@@ -1,4 +1,4 @@
-"""Several runs at a time, each in a process of its own: one that dies is named, and the others go on."""
+"""Run jobs in parallel processes; one that dies is named and the others go on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from flashback.errors import Interrupted, require, warn_once
-from flashback.studies.packing import Concurrency, environment, portion
+from flashback.studies.packing import environment, portion
 from flashback.training.environment import PORTION
 from flashback.training.trainer import Event, Observer
 
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
-DIED = "its process ended without a word; was it out of memory?"
+DIED = "its process ended without an error message; was it out of memory?"
 STOPPED = "its process was stopped from outside"
 UNGUARDED = 86  # how a process ends that started further ones while it was still reading the script
 GUARD = (
@@ -40,25 +40,29 @@ class Worker:
 
 def run_in_processes(
     jobs: Mapping[str, Any],
-    pace: Concurrency,
+    count: int,
     work: Work,
     watch: Callable[[str], Observer],
     sharing: bool = False,
-    lasting: bool = False,
+    reuse: bool = False,
 ) -> dict[str, str | None]:
-    """Run named jobs, as many at a time as `pace` says; returns what went wrong with each, None for nothing.
+    """Run named jobs, `count` at a time; returns what went wrong with each, None for nothing.
 
-    `work` is a function of a module and jobs can be pickled, because every process starts afresh, as CUDA needs it.
-    Where they are `sharing` a GPU by MPS, each gets a portion of it. `lasting` processes take one job after another:
-    to start one, and to import torch in it, can take longer than a short run.
+    Args:
+        jobs: What `work` is called with, by name; can be pickled.
+        count: How many processes there are at a time.
+        work: A function of a module: every process starts afresh, as CUDA needs it.
+        watch: Gives the observer of a job by its name.
+        sharing: Whether the processes share a GPU by MPS; each then gets a portion of it.
+        reuse: Whether a process takes one job after another. To start one and import torch takes seconds.
     """
-    waiting, crew = list(jobs), Crew(pace, work, lasting, dict.fromkeys(jobs, DIED))
+    waiting, crew = list(jobs), Crew(work, reuse, dict.fromkeys(jobs, DIED))
     try:
         with interrupted_by_signals():
             while waiting or crew.running:
-                while waiting and len(crew.running) < pace.limit:
+                while waiting and len(crew.running) < count:
                     name = waiting.pop(0)
-                    with environment({PORTION: portion(min(pace.limit, len(jobs)))} if sharing else {}):
+                    with environment({PORTION: portion(min(count, len(jobs)))} if sharing else {}):
                         crew.begin(name, jobs[name], watch(name))
                 for ready in wait(list(crew.running)):
                     crew.hear(*crew.running[ready])
@@ -70,20 +74,19 @@ def run_in_processes(
 
 
 class Crew:
-    """The processes that are at work, each on a run, and those that wait for another one."""
+    """The processes that work on a job, and those that wait for one."""
 
-    def __init__(self, pace: Concurrency, work: Work, lasting: bool, problems: dict[str, str | None]) -> None:
-        self.pace, self.work, self.lasting, self.problems = pace, work, lasting, problems
+    def __init__(self, work: Work, reuse: bool, problems: dict[str, str | None]) -> None:
+        self.work, self.reuse, self.problems = work, reuse, problems
         self.running: dict[Any, tuple[str, Worker, Observer]] = {}
         self.idle: list[Worker] = []
 
     def begin(self, name: str, job: Any, observer: Observer) -> None:
-        worker = self.reuse(job) or start(self.work, job, self.lasting)
+        worker = self.idle_worker(job) or start(self.work, job, self.reuse)
         self.running[worker.pipe] = name, worker, observer
-        self.pace.started(name)
 
-    def reuse(self, job: Any) -> Worker | None:
-        """One of the processes that wait for a job, with this one; None where none does."""
+    def idle_worker(self, job: Any) -> Worker | None:
+        """Give the job to a process that waits for one; None if there is none."""
         while self.idle:
             worker = self.idle.pop()
             with suppress(OSError):  # somebody may have killed it meanwhile
@@ -94,7 +97,6 @@ class Crew:
     def hear(self, name: str, worker: Worker, observer: Observer) -> None:
         kind, value = receive(worker.pipe)
         if kind == "event":
-            self.pace.note(name, value)
             observer(value)
         elif kind == "warning":
             warn_once(value)
@@ -105,10 +107,9 @@ class Crew:
         else:
             worker.process.join()
             require(worker.process.exitcode != UNGUARDED, GUARD)
-        if kind == "gone" or (kind == "end" and self.lasting):
+        if kind == "gone" or (kind == "end" and self.reuse):
             self.idle += [worker] if kind == "end" else []
             del self.running[worker.pipe]
-            self.pace.ended(name)
             observer(end_of(self.problems[name]))
 
     def stop(self) -> None:
@@ -119,26 +120,26 @@ class Crew:
             worker.process.join(PATIENCE)
 
 
-def start(work: Work, job: Any, lasting: bool) -> Worker:
+def start(work: Work, job: Any, reuse: bool) -> Worker:
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(work, job, theirs, lasting), daemon=True)
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=serve, args=(work, job, child_end, reuse), daemon=True)
     with ignoring_interrupts():
         try:
             process.start()
         except RuntimeError:  # of a process that is still importing the script it was started by
             raise SystemExit(UNGUARDED) from None
-    theirs.close()
-    return Worker(ours, process)
+    child_end.close()
+    return Worker(parent_end, process)
 
 
 def end_of(problem: str | None) -> Event:
-    """What an observer of a run hears last."""
+    """The last event of a run."""
     return {"event": "end", "problem": problem}
 
 
-def serve(work: Work, job: Any, pipe: Connection, lasting: bool) -> None:
-    """What a process does: the work, telling the parent of its events and of its end; then what else it is given."""
+def serve(work: Work, job: Any, pipe: Connection, reuse: bool) -> None:
+    """What a process does: work on its job, send events and the outcome to the parent, then wait for further jobs."""
 
     def tell(kind: str, value: Any = None) -> None:
         try:
@@ -148,7 +149,7 @@ def serve(work: Work, job: Any, pipe: Connection, lasting: bool) -> None:
 
     warnings.showwarning = lambda message, *_: tell("warning", str(message))
     try:
-        for given in itertools.chain([job], further_jobs(pipe) if lasting else ()):
+        for given in itertools.chain([job], further_jobs(pipe) if reuse else ()):
             tell("end", work(given, lambda event: tell("event", dict(event))))
     except Interrupted:
         with suppress(OSError):
@@ -156,7 +157,6 @@ def serve(work: Work, job: Any, pipe: Connection, lasting: bool) -> None:
 
 
 def further_jobs(pipe: Connection) -> Iterator[Any]:
-    """Until the parent has no more of them, or is gone."""
     with suppress(EOFError, OSError):
         while True:
             yield pipe.recv()
@@ -188,10 +188,7 @@ def ignoring_interrupts() -> Iterator[None]:
 
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal stop the parent as Ctrl-C does; killed, it would leave its processes alone.
-
-    A signal that is ignored (nohup) stays so.
-    """
+    """Let SIGTERM and a closed terminal stop the parent as Ctrl-C does; a signal that is ignored (nohup) stays so."""
     with ExitStack() as stack:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:

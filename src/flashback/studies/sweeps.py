@@ -1,4 +1,4 @@
-"""Many runs from one file: hosts, benchmarks, seeds, arms and any grid of settings. What is done is not run again."""
+"""Sweeps: many runs from one file that names hosts, benchmarks, seeds, arms and a grid of settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flashback.plain_yaml import read_yaml
 from flashback.recipes import check_free, configure
 from flashback.records import dotted
 from flashback.records.terms import FLASHBACK
-from flashback.studies.jobs import Job, RunContext, carry_out, ensure_data, gets_another_chance, is_finished
+from flashback.studies.jobs import Job, RunContext, ensure_data, gets_another_chance, is_finished, run_jobs
 from flashback.training.trainer import Event, Observer
 
 LONGEST_NAME = 120  # letters of a folder; file systems take 255 bytes
@@ -50,21 +50,25 @@ class Part:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep file says: parts, which share what stands beside them."""
+    """The content of a sweep file."""
 
     title: str
     parts: tuple[Part, ...]
 
 
 def shipped_sweeps() -> dict[str, str]:
-    """The sweeps that come with the package by name: the paper's tables."""
+    """The text of every sweep that comes with the package, by name."""
     folder = resources.files("flashback.recipes") / "sweeps"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     return {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in files}
 
 
 def read_sweep(name: str | Path) -> Sweep:
-    """A sweep by the path of its file, or by the name of a shipped one."""
+    """Read a sweep by the path of its file or by the name of a shipped one.
+
+    Raises:
+        FlashbackError: There is no such sweep, or it makes no sense.
+    """
     shipped = shipped_sweeps()
     if str(name) in shipped:
         return parse_sweep(shipped[str(name)], str(name))
@@ -78,6 +82,11 @@ def read_sweep(name: str | Path) -> Sweep:
 
 
 def parse_sweep(text: str, source: str) -> Sweep:
+    """Read a sweep from YAML; `source` is named in error messages.
+
+    Raises:
+        FlashbackError: The text is not a sweep.
+    """
     document = read_yaml(text, source)
     if not isinstance(document, dict):
         raise FlashbackError(f"{source} is not a sweep: it holds no mapping of keys")
@@ -97,22 +106,19 @@ def parse_sweep(text: str, source: str) -> Sweep:
     return Sweep(title, built)
 
 
-def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """What a part says, over what all parts share; settings add up."""
-    given = [part.get("settings") or {} for part in (common, own)]
+def merged(common: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part on top of what all parts share; settings of both count."""
+    given = [entry.get("settings") or {} for entry in (common, part)]
     require(all(isinstance(settings, Mapping) for settings in given), "the settings of a sweep are a mapping of keys")
     settings = {**given[0], **given[1]}
-    return {**common, **own, **({"settings": settings} if settings else {})}
+    return {**common, **part, **({"settings": settings} if settings else {})}
 
 
 # ---------------------------------------------------------------- planning
 
 
-def plan(sweep: Sweep, out: Path, place: RunContext) -> list[Job]:
-    """Every run of a sweep once. Settings of flashback make no difference to the arm without it.
-
-    Hosts that flashback cannot be attached to have no arm with it.
-    """
+def plan(sweep: Sweep, out: Path, context: RunContext) -> list[Job]:
+    """Every run of a sweep once; the arm without flashback is the same for all values of flashback settings."""
     jobs: dict[Path, Job] = {}
     for part in sweep.parts:
         check_host_settings(part)
@@ -128,10 +134,10 @@ def plan(sweep: Sweep, out: Path, place: RunContext) -> list[Job]:
                     seed=seed,
                     recipe=part.recipe,
                     settings=settings,
-                    data=place.data,
+                    data=context.data,
                 )
                 folder = out / slug(benchmark) / slug(host) / slug(part.recipe) / label(choice) / arm / f"seed-{seed}"
-                job = Job(arm, seed, to_dict(config), folder, place, str(folder.relative_to(out)))
+                job = Job(arm, seed, to_dict(config), folder, context, str(folder.relative_to(out)))
                 require(
                     jobs.setdefault(folder, job).config == job.config,
                     f"two parts plan different runs for {job.title}; put what differs into the grid",
@@ -141,8 +147,8 @@ def plan(sweep: Sweep, out: Path, place: RunContext) -> list[Job]:
 
 
 def check_host_settings(part: Part) -> None:
-    """A setting that only some hosts of a part have is refused by the names of the others."""
-    known = {host: {f"host.{name}" for name in fields_of(found(host).Settings)} for host in part.hosts}
+    """Refuse a setting that only some hosts of a part have."""
+    known = {host: {f"host.{name}" for name in fields_of(find_host(host).Settings)} for host in part.hosts}
     for key in (key for key in dotted({**part.settings, **part.grid}) if key.startswith("host.")):
         lacking = [host for host in part.hosts if key not in known[host]]
         if len(lacking) == len(part.hosts):
@@ -156,19 +162,19 @@ def check_host_settings(part: Part) -> None:
 
 def is_bare(host: str) -> bool:
     """Whether a host keeps no knowledge, so that flashback has nothing to attach to."""
-    return not found(host).has_knowledge
+    return not find_host(host).has_knowledge
 
 
-def found(host: str) -> type[Host]:
+def find_host(host: str) -> type[Host]:
     if host not in HOSTS:
         find_hosts()
     return HOSTS[host]
 
 
 def left_out(sweep: Sweep) -> list[str]:
-    """The hosts whose arm with flashback was asked for and cannot be."""
-    asked = (host for part in sweep.parts if FLASHBACK in part.arms for host in part.hosts)
-    return [host for host in dict.fromkeys(asked) if is_bare(host)]
+    """The hosts that have no arm with flashback although the sweep names one."""
+    named = (host for part in sweep.parts if FLASHBACK in part.arms for host in part.hosts)
+    return [host for host in dict.fromkeys(named) if is_bare(host)]
 
 
 def combinations(grid: Mapping[str, Sequence[Any]], arm: str) -> Iterator[dict[str, Any]]:
@@ -183,13 +189,13 @@ def label(choice: Mapping[str, Any]) -> str:
 
 
 def slug(text: str) -> str:
-    """Text as a folder name. A sign stays: -1.0 and [-1, 2] are not 1.0 and [1, 2]."""
+    """Text as a folder name. A minus sign is kept, so that -1.0 and 1.0 differ."""
     sign = "-" if re.match(r"\W*-[.\d]", text) else ""
     return fitting(sign + (re.sub(r"[^A-Za-z0-9.+_-]+", "-", text).strip("-.") or "-"))
 
 
 def fitting(name: str) -> str:
-    """A name that file systems take: of a long one the beginning, and a digest that stands for the whole."""
+    """Shorten a name that is too long for a file system to its beginning and a digest of the whole."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]
     return name if len(name) <= LONGEST_NAME else f"{name[:80].rstrip('-')}-{digest}"
 
@@ -199,7 +205,7 @@ def fitting(name: str) -> str:
 
 @dataclass
 class Outcome:
-    """Where every run of a sweep stands, by its name."""
+    """The state of every run of a sweep, by its name."""
 
     states: dict[str, str]
     failures: dict[str, str] = field(default_factory=dict)
@@ -210,7 +216,7 @@ class Outcome:
 
 
 def survey(planned: Sequence[Job]) -> tuple[Outcome, list[Job]]:
-    """What is done of the planned runs, and the runs that are not."""
+    """The states of the planned runs, and the runs that are not done."""
     states = {job.name: DONE if is_finished(job) else WAITING for job in planned}
     return Outcome(states), [job for job in planned if states[job.name] == WAITING]
 
@@ -226,28 +232,42 @@ def run_sweep(
     track: Sequence[str] = (),
     watch: Callable[[Outcome, str], Observer] = lambda outcome, name: lambda event: None,
 ) -> Outcome:
-    """Run what is missing, `jobs` at a time as `compare` does. Records brought from another machine count as done.
+    """Make the runs of a sweep that are not finished in `out`; records from other machines count.
 
-    A sweep is the path of its file, the name of a shipped one, or what `read_sweep` and `parse_sweep` return.
+    Args:
+        sweep: The path of a sweep file, the name of a shipped sweep, or what `read_sweep` or `parse_sweep` returns.
+        out: The folder for all runs.
+        jobs: How many runs train at a time, as for `compare`.
+        data: The folder the data sets are in; by default the cache folder.
+        device: "auto", "cpu" or "cuda".
+        host_file: A file, or several, that register hosts or nets.
+        track: Trackers: "tensorboard", "wandb", "mlflow".
+        watch: Gives the observer of a run by the state of the sweep and the name of the run.
+
+    Returns:
+        The state of every run, and what went wrong with those that failed.
+
+    Raises:
+        FlashbackError: The sweep makes no sense, or its data are missing.
     """
     find_hosts(host_file)
-    asked = sweep if isinstance(sweep, Sweep) else read_sweep(sweep)
-    planned = plan(asked, Path(out), RunContext.of(data, device, host_file, jobs, track))
+    sweep = sweep if isinstance(sweep, Sweep) else read_sweep(sweep)
+    planned = plan(sweep, Path(out), RunContext.of(data, device, host_file, jobs, track))
     outcome, missing = survey(planned)
 
     def observe(name: str) -> Observer:
         outcome.states[name] = RUNNING
-        shown = watch(outcome, name)
+        observer = watch(outcome, name)
 
         def note(event: Event) -> None:
             if event["event"] == "end":
                 problem = event["problem"]
                 outcome.states[name] = DONE if problem is None else WAITING if gets_another_chance(problem) else FAILED
-            shown(event)
+            observer(event)
 
         return note
 
     ensure_data(missing)
-    outcome.failures = carry_out(missing, jobs, observe, Path(out))
+    outcome.failures = run_jobs(missing, jobs, observe, Path(out))
     outcome.states |= dict.fromkeys(outcome.failures, FAILED)
     return outcome

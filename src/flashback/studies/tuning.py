@@ -1,4 +1,4 @@
-"""Choosing settings on a validation split of the training images, never on the test images."""
+"""Choose settings on a validation split of the training images, never on the test images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Choice = tuple[Any, ...]  # one value for each setting of a space
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best choice, and all that were tried, each once; fewer than asked for where there are no more."""
+    """The best choice, and all that were tried, each once; fewer than requested if there are no more."""
 
     choice: dict[str, Any]
     accuracy: float
@@ -63,27 +63,47 @@ def tune(
     host_file: HostFiles = None,
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
 ) -> Tuned:
-    """Search settings with Optuna. The study and its runs lie in `out`; the same call goes on with them.
+    """Search settings with Optuna on a validation split.
 
-    `over` has the values to choose among, by setting; without it alpha_p and E1 are chosen. Settings of flashback are
-    chosen for the host with flashback, all others, which both arms share, for the host alone. The host alone with
-    nothing chosen runs too: a choice that does not reach it is no gain.
+    Settings of flashback are chosen for the host with flashback; all others, which both arms share, for the host alone.
+    The host alone with nothing chosen runs too, as the accuracy to beat. The study and its runs are kept in `out`, and
+    the same call goes on with them.
+
+    Args:
+        host: The name of the method.
+        benchmark: The name of a benchmark, or the path of an .npz file or of a folder of images.
+        out: The folder for the study, its runs and recipe.yaml.
+        over: The values to choose among, by setting; by default alpha_p and E1.
+        trials: How many choices to try, those of earlier calls included.
+        seed: Decides all randomness.
+        recipe: "controlled", "anchor", "as-published", "defaults" or the path of a recipe file.
+        settings: Settings by dotted key that are not chosen; they win over the recipe.
+        data: The folder the data sets are in; by default the cache folder.
+        device: "auto", "cpu" or "cuda".
+        host_file: A file, or several, that register hosts or nets.
+        watch: Gives the observer of a run by its name.
+
+    Returns:
+        The best choice, all trials, and the path of a recipe file that holds the choice.
+
+    Raises:
+        FlashbackError: Optuna is missing, or the settings to choose make no sense.
     """
     optuna = needed_optuna()
     require(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
-    own = dotted(settings or {})
-    check_free(own, "tuning")
+    given = dotted(settings or {})
+    check_free(given, "tuning")
     find_hosts(host_file)
-    bare = {key: value for key, value in own.items() if not key.startswith(FLASHBACK)}
+    bare = {key: value for key, value in given.items() if not key.startswith(FLASHBACK)}
 
     def configured(chosen: Mapping[str, Any], flashback: bool) -> RunConfig:
-        values = {HELD_OUT: VALIDATION, **(own if flashback else bare), **chosen}
+        values = {HELD_OUT: VALIDATION, **(given if flashback else bare), **chosen}
         return configure(host, benchmark, flashback=flashback, seed=seed, recipe=recipe, settings=values, data=data)
 
     alone = configured({}, flashback=False)
     require(alone.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
     space: Space = dict(over or usual_space(alone.training.epochs))
-    with_flashback = check_space(space, own)
+    with_flashback = check_space(space, given)
     space = as_configured(space, lambda chosen: configured(chosen, with_flashback))
 
     def config_of(choice: Choice) -> RunConfig:
@@ -94,10 +114,10 @@ def tune(
     study = open_study(optuna, folder, space, seed)
 
     def accuracy_of(config: RunConfig, name: str) -> float:
-        place, shared = folder / name, folder / SHARED
-        if finished_run(place, to_dict(config), data=data) is None:  # the same choice may come up again
-            run(config, out=place, data=data, device=device, observers=[watch(name)], first_tasks=shared)
-        accuracy: float = read_record(place).results["class_incremental"]["average_accuracy"]
+        run_folder, shared = folder / name, folder / SHARED
+        if finished_run(run_folder, to_dict(config), data=data) is None:  # the same choice may come up again
+            run(config, out=run_folder, data=data, device=device, observers=[watch(name)], first_tasks=shared)
+        accuracy: float = read_record(run_folder).results["class_incremental"]["average_accuracy"]
         return accuracy
 
     def objective(trial: Any) -> float:
@@ -105,19 +125,19 @@ def tune(
         return accuracy_of(config_of(choice), label(dict(zip(space, choice, strict=True))))
 
     go_on(study, space, objective, trials)
-    found = tried(study, space)
-    same = [value for choice, value in found.items() if config_of(choice) == alone]  # of the recipe's own values
+    accuracies = tried(study, space)
+    same = [value for choice, value in accuracies.items() if config_of(choice) == alone]  # the recipe's own values
     host_accuracy = same[0] if same else accuracy_of(alone, "host")
     shutil.rmtree(folder / SHARED, ignore_errors=True)
-    best = max(found, key=lambda choice: found[choice])
+    best = max(accuracies, key=lambda choice: accuracies[choice])
     chosen = dict(zip(space, best, strict=True))
     sources = {
-        "given to flashback tune": {key: value for key, value in own.items() if key != HELD_OUT},
-        f"tuned on a validation split of the training images, {len(found)} choices": chosen,
+        "given to flashback tune": {key: value for key, value in given.items() if key != HELD_OUT},
+        f"tuned on a validation split of the training images, {len(accuracies)} choices": chosen,
     }
-    note = f"validation average accuracy {found[best]:.2f}, of the host alone {host_accuracy:.2f}"
+    note = f"validation average accuracy {accuracies[best]:.2f}, of the host alone {host_accuracy:.2f}"
     path = write_recipe(folder / "recipe.yaml", alone, recipe, sources, note)
-    return Tuned(chosen, found[best], ranked(found, space), path, host_accuracy, with_flashback)
+    return Tuned(chosen, accuracies[best], ranked(accuracies, space), path, host_accuracy, with_flashback)
 
 
 # ---------------------------------------------------------------- what to choose among
@@ -150,20 +170,20 @@ def check_space(space: Space, settings: Mapping[str, Any]) -> bool:
 
 
 def as_configured(space: Space, configured: Callable[[Mapping[str, Any]], RunConfig]) -> Space:
-    """The values as a configuration has them; what makes no sense is refused before anything is trained."""
-    found: Space = {}
+    """The values as a configuration has them; refuses bad ones before anything is trained."""
+    resolved: Space = {}
     first = {key: values[0] for key, values in space.items()}
     for key, values in space.items():
         read = [dotted(to_dict(configured({**first, key: value})))[key] for value in values]
         require(len(set(read)) == len(read), f"{key} has the same value twice among those to choose among")
-        found[key] = values if isinstance(values, range) else read
-    for choice in islice(product(*found.values()), CHECKED):  # each alone may make sense, and not together
-        configured(dict(zip(found, choice, strict=True)))
-    return found
+        resolved[key] = values if isinstance(values, range) else read
+    for choice in islice(product(*resolved.values()), CHECKED):  # values may be fine alone and not together
+        configured(dict(zip(resolved, choice, strict=True)))
+    return resolved
 
 
 def open_study(optuna: Any, folder: Path, space: Space, seed: int) -> Any:
-    """The study of a folder, which has one space for good."""
+    """Open the study of a folder; its space cannot change."""
     study = optuna.create_study(
         study_name="flashback",
         storage=f"sqlite:///{(folder / STUDY).resolve()}",
@@ -188,7 +208,7 @@ def suggested(trial: Any, key: str, values: Sequence[Any]) -> Any:
 
 
 def go_on(study: Any, space: Space, objective: Callable[[Any], float], trials: int) -> None:
-    """Try as many different choices as were asked for, or all there are, those of earlier calls included."""
+    """Try different choices until there are `trials` of them, or all there are, those of earlier calls included."""
     for choice in interrupted(study, space):
         enqueue(study, space, choice)  # its run goes on
     choices = list(product(*space.values()))
@@ -230,19 +250,19 @@ def needed_optuna() -> Any:
 # ---------------------------------------------------------------- what comes of it
 
 
-def ranked(found: Mapping[Choice, float], space: Space) -> list[dict[str, Any]]:
+def ranked(accuracies: Mapping[Choice, float], space: Space) -> list[dict[str, Any]]:
     """All choices with their accuracy, the best first."""
-    best_first = sorted(found, key=lambda choice: -found[choice])
-    return [{**dict(zip(space, choice, strict=True)), "accuracy": found[choice]} for choice in best_first]
+    best_first = sorted(accuracies, key=lambda choice: -accuracies[choice])
+    return [{**dict(zip(space, choice, strict=True)), "accuracy": accuracies[choice]} for choice in best_first]
 
 
 def write_recipe(path: Path, base: RunConfig, recipe: str, sources: Mapping[str, Mapping[str, Any]], note: str) -> Path:
-    """Settings by where they come from, on top of those of a recipe file, if it was one that tuning began with."""
+    """Write settings with their sources, on top of those of the recipe file that tuning began with, if any."""
     host, benchmark = base.host.name, base.benchmark.name
     before = Recipe(host, benchmark, recipe, {}, {}, {})
     if is_recipe_file(recipe):
         before = own_recipe(host, benchmark, Path(recipe))
-    new = {key: {"value": value, "from": source} for source, own in sources.items() for key, value in own.items()}
+    new = {key: {"value": value, "from": source} for source, values in sources.items() for key, value in values.items()}
 
     def kept(values: Mapping[str, Any]) -> dict[str, Any]:
         return {key: {"value": value, "from": before.sources[key]} for key, value in values.items() if key not in new}

@@ -1,4 +1,4 @@
-"""Work for processes of the tests of packing; in a module of its own, since it travels to them by name."""
+"""Work for the processes of test_processes.py; in a module of its own, since it is sent to them by name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import os
 import signal
 import warnings
 from typing import Any
-
-
-def tell_epochs(epochs: int, observer: Any) -> None:
-    for epoch in range(epochs):
-        observer({"event": "epoch", "stage": "learn", "task": 0, "steps": 10 * (epoch + 1), "epoch": epoch})
 
 
 def tell_portion(job: None, observer: Any) -> None:

@@ -13,7 +13,13 @@ from flashback.recipes import configure
 from flashback.studies.preview import preview_cost
 from flashback.training import run
 
-ARMS = [(name, arm) for name in HOSTS for arm in (False, True) if not arm or HOSTS[name].has_knowledge]
+REPRESENTATIVES = ("icarl", "xder", "bic", "foster", "beef")  # one for each way to spend steps
+ARMS = [
+    pytest.param(name, arm, marks=() if name in REPRESENTATIVES and arm else pytest.mark.slow)
+    for name in HOSTS
+    for arm in (False, True)
+    if not arm or HOSTS[name].has_knowledge
+]
 
 
 @pytest.fixture

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flashback.studies.comparison import compare
-from flashback.studies.jobs import Job, RunContext, sharing_first_tasks, spaced
 from flashback.studies.sweeps import parse_sweep, run_sweep
 from flashback.studies.tuning import tune
 from flashback.training.checkpoints import Checkpoints
@@ -44,7 +41,7 @@ def test_flashback_takes_the_first_task_of_its_host_in_a_comparison(tmp_path: Pa
     assert not (tmp_path / SHARED).exists()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_all_weights_of_a_sweep_share_one_first_task(tmp_path: Path, jobs: int) -> None:
     sweep = parse_sweep(f"hosts: [lwf-mc]\nsettings: {QUICK}\ngrid: {{flashback.alpha: [0.1, 0.2, 0.3]}}", "made")
     told: list[Any] = []
@@ -81,7 +78,7 @@ def test_a_first_task_that_could_not_be_left_is_left_by_the_next(
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["key"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stopped_sweep_keeps_its_first_tasks_for_the_next_time(tmp_path: Path, jobs: int) -> None:
     sweep = parse_sweep(f"hosts: [lwf-mc]\nsettings: {QUICK}", "made")
 
@@ -103,37 +100,3 @@ def test_trials_of_a_tuning_share_one_first_task(tmp_path: Path) -> None:
     tune("lwf-mc", out=tmp_path, trials=3, settings=settings, device="cpu")
     assert sorted(took_over(tmp_path).values()) == [False, True, True, True]  # the host is a run too
     assert not (tmp_path / SHARED).exists()
-
-
-def made_jobs(*keys: int) -> list[Job]:
-    place = RunContext(None, "cpu", None)
-    return [
-        Job("host", index, {"host": {"name": key}, "flashback": {"alpha": index}}, Path(str(index)), place)
-        for index, key in enumerate(keys)
-    ]
-
-
-def test_a_run_without_another_like_it_leaves_nothing() -> None:
-    shared = sharing_first_tasks(made_jobs(1, 2, 1, 3), Path("shared"))
-    assert [job.first_tasks for job in shared] == [Path("shared"), None, Path("shared"), None]
-
-
-@pytest.mark.parametrize(
-    ("keys", "count", "expected"),
-    [
-        ((1, 1, 2, 2, 3, 3), 1, [1, 1, 2, 2, 3, 3]),
-        ((1, 1, 2, 2, 3, 3), 2, [1, 2, 1, 2, 3, 3]),
-        ((1, 1, 2, 2, 3, 3), 3, [1, 2, 3, 1, 2, 3]),
-        ((1, 1, 1), 2, [1, 1, 1]),
-    ],
-)
-def test_runs_that_share_do_not_begin_at_once_where_others_can(
-    keys: tuple[int, ...], count: int, expected: list[int]
-) -> None:
-    assert [job.config["host"]["name"] for job in spaced(made_jobs(*keys), count)] == expected
-
-
-@given(st.lists(st.integers(0, 4), max_size=12), st.integers(1, 5))
-def test_spacing_loses_no_run(keys: list[int], count: int) -> None:
-    jobs = made_jobs(*keys)
-    assert sorted(job.seed for job in spaced(jobs, count)) == [job.seed for job in jobs]
