@@ -18,7 +18,7 @@ BLUE, ORANGE, INK = "#0b5fa5", "#d1690e", "#30353c"
 HERE: dict[str, Any] = {"color": BLUE, "marker": "s", "markersize": 8, "linewidth": 2.2}
 PAPER: dict[str, Any] = {"color": ORANGE, "marker": "D", "markersize": 8, "markerfacecolor": "white", "linewidth": 0}
 LEGEND = [
-    Line2D([], [], label="measured here, with 95 % interval", **HERE),
+    Line2D([], [], label="measured here, with 95% interval", **HERE),
     Line2D([], [], label="reported in the paper", markeredgewidth=1.8, **PAPER),
 ]
 LEFT, RIGHT = -2.6, 6.4  # of the frame; intervals beyond it end in an arrow

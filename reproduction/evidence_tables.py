@@ -11,6 +11,7 @@ from evidence_values import (
     HOSTS,
     METRICS,
     SETTINGS,
+    SPACE,
     Evidence,
     change,
     interval,
@@ -36,7 +37,7 @@ def table(head: str, rows: Iterable[Sequence[str]], texts: int = 1) -> str:
 
 
 def spread(sample: Sample) -> str:
-    return number(sample.mean) + (f" ± {number(sample.deviation)}" if sample.deviation is not None else "")
+    return number(sample.mean) + (f"{SPACE}±{SPACE}{number(sample.deviation)}" if sample.deviation is not None else "")
 
 
 def printed(cell: dict[str, float], arm: str) -> str:
@@ -59,7 +60,7 @@ def beside_the_paper(evidence: Evidence, setting: str) -> str:
                 paper = [TITLES[metric], cell["where"], *(printed(cell, arm) for arm in ARMS)]
                 rows.append([host, *paper, spread(row.left), spread(row.right), change(row.test), interval(row.test)])
     head = "host | metric | in the paper | alone, paper | with flashback, paper | alone, here | with flashback, here"
-    return table(f"{head} | change, here | 95 % interval", rows, texts=3)
+    return table(f"{head} | change, here | 95% interval", rows, texts=3)
 
 
 def all_metrics(evidence: Evidence, setting: str) -> str:

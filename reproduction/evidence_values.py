@@ -59,7 +59,7 @@ COMPARISONS = {  # changes are right minus left
     "lwf-mc-bf16": tuple(f"precision/lwf-mc/training.precision={name}/host" for name in ("fp32", "bf16")),
 }
 TESTED = (*HOSTS, "lwf-mc-tuned", "lucir-tuned")  # tests of flashback at full length, corrected together
-ABSENT = "–"
+ABSENT, SPACE = "–", "\u00a0"  # a space that does not break the line
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -78,11 +78,11 @@ def probability(p: float | None) -> str:
 
 def interval(test: PairedTest) -> str:
     """With two seeds it would be too wide to mean anything."""
-    return ABSENT if test.low is None or test.pairs < 3 else f"{signed(test.low)} to {signed(test.high)}"
+    return ABSENT if test.low is None or test.pairs < 3 else f"{signed(test.low)}{SPACE}to{SPACE}{signed(test.high)}"
 
 
 def change(test: PairedTest) -> str:
-    return signed(test.difference) + (f" ({probability(test.p)})" if test.pairs > 1 else "")
+    return signed(test.difference) + (f"{SPACE}({probability(test.p)})" if test.pairs > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,6 @@ def named_values(evidence: Evidence) -> dict[str, str]:
         values[f"noise.{setting}"] = number(2**0.5 * deviation)  # of the difference of two runs
     for host in HOSTS:
         size = evidence.methods[f"controlled/{host}/flashback"].cost.bytes["plastic"]
-        values[f"seeds.{host}"] = str(evidence.test(host, "class", "aa").pairs)
         values[f"megabytes.{host}"] = number(size / 1e6, ".1f" if size < 1e7 else ".0f")
     return values | paper_values(evidence) | anchor_values(evidence) | test_values(evidence) | cka_values(evidence)
 
