@@ -1,11 +1,11 @@
-"""Flashback Learning, whole, for every host (Algorithm 1 of the paper).
+"""Flashback Learning for every host (Algorithm 1 of the paper).
 
-The main stage of a host is split in two. Phase 1 trains the host briefly and its end state, the primary model, is read
-as plastic knowledge. Then the host flashes back to where the stage began, and phase 2 trains again with one more term:
+The main stage of a host becomes two phases. Phase 1 trains the host for a few epochs; its end state, the primary model,
+gives the plastic knowledge. Then the host flashes back to where the stage began, and phase 2 trains with one more term:
 
     L2 = Lc + alpha_s Ls + alpha_p Lp      (Eq. 19)
 
-Lp is the host's own distance, called with the plastic instead of the stable knowledge.
+Lp is the distance that the host itself defines, called with the plastic instead of the stable knowledge.
 """
 
 from __future__ import annotations
@@ -28,7 +28,19 @@ PHASE_1, PHASE_2 = "phase 1", "phase 2"
 
 
 class Flashback:
-    """Wraps a host: the same stages, with the main one split into phase 1 and phase 2."""
+    """A host with Flashback Learning: the same stages, the main one split into phase 1 and phase 2.
+
+    `Trainer` and `train` take it wherever they take a host.
+
+    Args:
+        host: An untrained host with knowledge of earlier tasks.
+        settings: Settings of flashback; by default those in the host's configuration.
+        **changes: Single settings by name, such as alpha=0.1 or epochs=3.
+
+    Raises:
+        FlashbackError: The host is trained already, is no host, or has nothing that flashback can attach to; or a
+            setting is unknown or out of range.
+    """
 
     def __init__(self, host: Host, settings: FlashbackConfig | None = None, **changes: Any) -> None:
         require(
@@ -37,54 +49,31 @@ class Flashback:
         )
         host.check_untrained()
         self.host = host
-        known = {setting.name for setting in fields(FlashbackConfig)} - {"enabled"}
-        for name in changes.keys() - known:
-            raise unknown("setting of flashback", name, known)
-        given = host.config.flashback if settings is None else settings
-        require(
-            isinstance(given, FlashbackConfig),
-            f"settings of flashback go by name (alpha=0.1), not {abbreviate(given)}",
-        )
-        self.settings = build(FlashbackConfig, {**to_dict(given), **changes, "enabled": True}, "flashback.")
-        self.settings.check()
-        self.settings.split(host.config.training.epochs)
-        if not host.has_knowledge:
-            raise FlashbackError(
-                f"{host.settings.name} keeps no knowledge of earlier tasks, so flashback has nothing to attach to; "
-                "run it without flashback"
-            )
-        require(self.has_distance or host.memory is not None, self.no_distance())
-        if self.settings.support == "memory" and host.memory is None:
-            raise FlashbackError(
-                f"flashback.support=memory needs a host with a memory; {host.settings.name} has none, use host or all"
-            )
-        require(host.has_stability or self.settings.phase1_stability == 1, self.no_stability())
+        self.settings = merge_settings(host.config.flashback if settings is None else settings, changes)
+        self.settings.split(host.config.training.epochs)  # refuses an E1 that leaves nothing for phase 2
+        self.check_host()
         self.snapshot: dict[str, Tensor] = {}
         self.plastic: Knowledge | None = None
-        self.alpha = torch.zeros((), device=host.device)  # on the device, so that it may move during phase 2
+        self.alpha = torch.zeros((), device=host.device)  # on the device, so that it can change during phase 2
 
     def __repr__(self) -> str:
-        usual, own = to_dict(FlashbackConfig(enabled=True)), to_dict(self.settings)
-        told = (f"{name}={own[name]!r}" for name in own if name in ("epochs", "alpha") or own[name] != usual[name])
-        return f"Flashback({self.host.settings.name}, {', '.join(told)})"
+        default, values = to_dict(FlashbackConfig(enabled=True)), to_dict(self.settings)
+        changed = [name for name in values if name in ("epochs", "alpha") or values[name] != default[name]]
+        return f"Flashback({self.host.settings.name}, {', '.join(f'{name}={values[name]!r}' for name in changed)})"
 
-    # ------------------------------------------------------------ what the trainer asks for
-
-    def enter(self, task: Task) -> None:
-        self.host.enter(task)
-        require(self.has_distance or self.support().samples == "memory", self.no_distance())
+    # ------------------------------------------------------------ Algorithm 1
 
     def stages(self) -> list[Stage]:
-        """The stages of the host; from the second task on, the main one in two phases."""
+        """Return the stages of the host; from the second task on, the main one in two phases."""
         stages = self.host.stages()
         if self.host.task.index == 0:
             return stages
-        main = sum(stage.main for stage in stages)
-        name = self.host.settings.name
+        main, name = sum(stage.main for stage in stages), self.host.settings.name
         require(main == 1, f"flashback splits the main stage of a task in two, and {name} has {main} of them, not one")
         return [phase for stage in stages for phase in (self.phases(stage) if stage.main else [stage])]
 
     def phases(self, main: Stage) -> list[Stage]:
+        """Split the main stage: E1 epochs of the host's losses, flash back, E2 epochs with the plasticity loss."""
         first_epochs, second_epochs = self.settings.split(main.epochs)
         if first_epochs == 0 and self.settings.alpha == 0:
             return [replace(main, epochs=second_epochs)]
@@ -92,16 +81,18 @@ class Flashback:
         if self.settings.phase1_schedule == "none":
             optimisation = replace(optimisation, schedule="none")
 
-        def begin() -> None:
+        def begin_phase_1() -> None:
             main.begin()
             self.take_snapshot()
 
-        def losses_without_plasticity(step: Any) -> Mapping[str, Tensor]:
+        def losses_of_phase_1(step: Any) -> Mapping[str, Tensor]:
+            """L1 = Lc + alpha_s Ls (Eq. 14), Ls weighed by `flashback.phase1_stability`."""
             terms = dict(main.losses(step))
             require("stability" in terms, self.no_stability())
             return {**terms, "stability": self.settings.phase1_stability * terms["stability"]}
 
-        def losses_with_plasticity(step: Any) -> Mapping[str, Tensor]:
+        def losses_of_phase_2(step: Any) -> Mapping[str, Tensor]:
+            """L2 = Lc + alpha_s Ls + alpha_p Lp (Eq. 19)."""
             terms = dict(main.losses(step))
             if self.settings.alpha:
                 terms["plasticity"] = self.alpha * self.host.weighted_distance(step, self.plastic, self.support())
@@ -116,31 +107,108 @@ class Flashback:
             name=PHASE_1,
             epochs=first_epochs,
             optimisation=optimisation,
-            begin=begin,
+            begin=begin_phase_1,
             end=lambda: None,
-            losses=losses_without_plasticity if self.settings.phase1_stability != 1 else main.losses,
+            losses=losses_of_phase_1 if self.settings.phase1_stability != 1 else main.losses,
             main=False,
             key=f"{main.training_key}, {PHASE_1}",
             setup_key=main.structure_key,
         )
-        # Phase 2 draws the same randomness as the host's own main stage would.
+        # Phase 2 draws the same randomness as the main stage of the host alone.
         phase_2 = replace(
             main,
             name=PHASE_2,
             epochs=second_epochs,
-            allocate=self.allocate,
+            allocate=self.allocate_plastic,
             begin=self.flash_back,
             end=lambda: self.finish(main),
-            losses=losses_with_plasticity,
+            losses=losses_of_phase_2,
             before_epoch=before_epoch_of_phase_2,
             key=main.training_key,
             setup_key=main.structure_key,
         )
         return [phase_1, phase_2]
 
+    def take_snapshot(self) -> None:
+        """Copy the state to flash back to: everything the host changes, after the main stage has begun."""
+        self.snapshot = {name: tensor.detach().clone() for name, tensor in self.host.state_dict().items()}
+
+    def allocate_plastic(self) -> None:
+        """Make blank plastic knowledge of the host's kind."""
+        if self.settings.alpha:
+            self.plastic = self.host.blank_for(self.support()).to(self.host.device).eval()
+
+    @torch.no_grad()
+    def flash_back(self) -> None:
+        """Read the plastic knowledge from the primary model, then restore the snapshot, tensor by tensor, in place.
+
+        Raises:
+            FlashbackError: The checkpoint of a resumed run has no snapshot.
+        """
+        require(bool(self.snapshot), "the checkpoint lacks the state to flash back to; start a new run")
+        # Plastic targets belong to the images of M_{t-1} (Eq. 10). Phase 1 may have replaced some of them, and phase 2
+        # will reuse its insertion stamps; so the memory is restored first.
+        self.restore("memory.")
+        if self.plastic is not None:
+            self.host.extract(self.plastic)
+            self.plastic.requires_grad_(False)
+        # The paper starts phase 2 from the stable state; `flashback.start` moves it towards the primary weights.
+        start, weights = self.settings.start, dict(self.host.named_parameters())
+        primary = {name: weight.clone() for name, weight in weights.items() if start and weight.requires_grad}
+        self.restore()
+        for name, weight in primary.items():
+            weights[name].lerp_(weight, start)
+        self.snapshot = {}
+
+    def restore(self, prefix: str = "") -> None:
+        """Copy the snapshot back into the host, or the part of it with this prefix."""
+        for name, tensor in self.host.state_dict().items():
+            if name.startswith(prefix):
+                tensor.copy_(self.snapshot[name])
+
+    def set_alpha(self, epoch: int, epochs: int) -> None:
+        """Set alpha_p for an epoch of phase 2, by `flashback.alpha_schedule`."""
+        share = {"constant": 1.0, "rising": (epoch + 1) / epochs, "falling": 1 - epoch / epochs}
+        self.alpha.fill_(self.settings.alpha * share[self.settings.alpha_schedule])
+
+    def finish(self, main: Stage) -> None:
+        """Drop the plastic knowledge and end the task as the host does."""
+        self.plastic = None
+        main.end()
+
+    def support(self) -> Support:
+        """Return where the plasticity distance acts: as the host declares, on all seen columns, or on the memory."""
+        support = self.host.plasticity_support()
+        if self.settings.support == "host":
+            return support
+        samples = "memory" if self.settings.support == "memory" else support.samples
+        columns = support.columns if support.columns == slice(None) else self.host.task.seen  # never fewer
+        return replace(support, columns=columns, samples=samples)
+
+    # ------------------------------------------------------------ checks
+
+    def enter(self, task: Task) -> None:
+        """Start a task; the trainer calls it first."""
+        self.host.enter(task)
+        require(self.has_distance or self.support().samples == "memory", self.no_distance())
+
+    def check_host(self) -> None:
+        host, name = self.host, self.host.settings.name
+        if not host.has_knowledge:
+            raise FlashbackError(
+                f"{name} keeps no knowledge of earlier tasks, so flashback has nothing to attach to; "
+                "run it without flashback"
+            )
+        require(self.has_distance or host.memory is not None, self.no_distance())
+        require(
+            self.settings.support != "memory" or host.memory is not None,
+            f"flashback.support=memory needs a host with a memory; {name} has none, use host or all",
+        )
+        require(host.has_stability or self.settings.phase1_stability == 1, self.no_stability())
+
     @property
     def has_distance(self) -> bool:
-        """Whether the host says how far outputs are from knowledge; answers to stored images need not be told."""
+        """Whether the host defines a distance; a support on the memory alone does without."""
         return type(self.host).distance is not Host.distance
 
     def no_distance(self) -> str:
@@ -152,76 +220,26 @@ class Flashback:
             "this name; leave it at 1"
         )
 
-    # ------------------------------------------------------------ the parts of Algorithm 1
-
-    def support(self) -> Support:
-        """Where the plasticity distance acts: as the host declares it, on all seen columns, or on the memory alone."""
-        own = self.host.plasticity_support()
-        if self.settings.support == "host":
-            return own
-        samples = "memory" if self.settings.support == "memory" else own.samples
-        columns = own.columns if own.columns == slice(None) else self.host.task.seen  # never fewer
-        return replace(own, columns=columns, samples=samples)
-
-    def take_snapshot(self) -> None:
-        """The state to flash back to: everything the host mutates, after the main stage has begun."""
-        self.snapshot = {name: tensor.detach().clone() for name, tensor in self.host.state_dict().items()}
-
-    def allocate(self) -> None:
-        if self.settings.alpha:
-            self.plastic = self.host.blank_for(self.support()).to(self.host.device).eval()
-
-    @torch.no_grad()
-    def flash_back(self) -> None:
-        """Read the plastic knowledge from the primary model, then restore the snapshot, tensor by tensor, in place."""
-        require(bool(self.snapshot), "the checkpoint lacks the state to flash back to; start a new run")
-        # Plastic targets answer the images of M_{t-1} (Eq. 10). Phase 1 may have replaced some of them, and phase 2
-        # will give out its insertion stamps once more; so the memory goes back first.
-        self.restore("memory.")
-        if self.plastic is not None:
-            self.host.extract(self.plastic)
-            self.plastic.requires_grad_(False)
-        # The paper starts phase 2 from the stable state; weights may instead start on the way to the primary ones.
-        start, weights = self.settings.start, dict(self.host.named_parameters())
-        primary = {name: weight.clone() for name, weight in weights.items() if start and weight.requires_grad}
-        self.restore()
-        for name, weight in primary.items():
-            weights[name].lerp_(weight, start)
-        self.snapshot = {}
-
-    def restore(self, part: str = "") -> None:
-        """Copy the snapshot back into the host, or a part of it."""
-        for name, tensor in self.host.state_dict().items():
-            if name.startswith(part):
-                tensor.copy_(self.snapshot[name])
-
-    def finish(self, main: Stage) -> None:
-        """Phase 2 ends as the host's stage does; the plastic knowledge has served."""
-        self.plastic = None
-        main.end()
-
-    def set_alpha(self, epoch: int, epochs: int) -> None:
-        share = {"constant": 1.0, "rising": (epoch + 1) / epochs, "falling": 1 - epoch / epochs}
-        self.alpha.fill_(self.settings.alpha * share[self.settings.alpha_schedule])
-
-    # ------------------------------------------------------------ what a run records and saves
+    # ------------------------------------------------------------ state, for records and checkpoints
 
     def knowledge_bytes(self) -> dict[str, int]:
+        """Return the bytes of stable and plastic knowledge."""
         plastic = self.plastic.nbytes() if self.plastic is not None else 0
         return self.host.knowledge_bytes() | {"plastic": plastic}
 
     def networks(self) -> list[torch.nn.Module]:
+        """Return all modules that a step runs."""
         return [self.host] if self.plastic is None else [self.host, self.plastic]
 
     def extra_state(self) -> dict[str, Tensor]:
-        """What Flashback itself holds in the middle of a task: the snapshot, later the plastic knowledge."""
+        """Return what Flashback holds besides the host: in phase 1 the snapshot, in phase 2 the plastic knowledge."""
         plastic = self.plastic.state_dict() if self.plastic is not None else {}
         return {f"snapshot.{name}": tensor for name, tensor in self.snapshot.items()} | {
             f"plastic.{name}": tensor for name, tensor in plastic.items()
         }
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a saved state. The structure of the plastic knowledge stands already, if it is needed at all."""
+        """Load what `extra_state` returned; the plastic knowledge is allocated already if it is needed."""
         snapshot, plastic = (
             {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
             for part in ("snapshot.", "plastic.")
@@ -233,3 +251,17 @@ class Flashback:
             self.plastic = None
         if self.plastic is not None:
             copy_tensors(self.plastic.state_dict(), plastic)
+
+
+def merge_settings(settings: FlashbackConfig, changes: Mapping[str, Any]) -> FlashbackConfig:
+    """Return checked settings with single values replaced."""
+    known = {setting.name for setting in fields(FlashbackConfig)} - {"enabled"}
+    for name in changes.keys() - known:
+        raise unknown("setting of flashback", name, known)
+    require(
+        isinstance(settings, FlashbackConfig),
+        f"settings of flashback go by name (alpha=0.1), not {abbreviate(settings)}",
+    )
+    merged = build(FlashbackConfig, {**to_dict(settings), **changes, "enabled": True}, "flashback.")
+    merged.check()
+    return merged

@@ -7,6 +7,7 @@ gradient is that of the losses which training descends; the right-hand sides use
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from second_phase import ALPHA, Situation, assert_equal_gradients, gradient, in_
 from torch import Tensor
 
 from flashback.knowledge import ReplayedTargets, Support, flat
+from flashback.nets import BoostedOutput
 
 STABLE = 0.75  # alpha_s where a test is free to choose it
 
@@ -244,8 +246,12 @@ def softened(now: Situation, columns: slice) -> Callable[[Tensor], Tensor]:
 
 def answers(now: Situation) -> tuple[Tensor, Tensor, Tensor]:
     """Logits of the present (expanded), the stable and the primary model."""
-    host, step = now.host, now.step
-    return step.output.logits, host.anchor(step, host.stable), host.anchor(step, now.plastic)
+
+    def logits(knowledge: Any) -> Tensor:
+        expanding = isinstance(now.step.output, BoostedOutput)
+        return knowledge.logits(now.step.output.old, now.x) if expanding else knowledge(now.x).logits
+
+    return now.step.output.logits, logits(now.host.stable), logits(now.plastic)
 
 
 @pytest.mark.parametrize("name", ["foster", "wa", "bic", "lwf"])

@@ -163,7 +163,7 @@ def test_support(name: str, support: str, columns: slice, samples: str, kind: ty
     method, _ = at_second_task(name, flashback__support=support)
     made = method.support()
     assert (made.columns, made.samples) == (columns, samples)
-    method.allocate()
+    method.allocate_plastic()
     assert type(method.plastic) is kind
 
 
