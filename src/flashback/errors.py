@@ -1,4 +1,4 @@
-"""Errors that are meant for the user: one sentence that says what is wrong and what to do about it."""
+"""Errors for the user: one sentence that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from importlib import import_module
 from typing import Any
 
 LONGEST_VALUE = 100  # characters of a value in a message
-NEAR = 0.7  # how alike two names are, from 0 to 1, if one may be meant by the other
-ELSEWHERE = {  # where else names of a kind come from
-    "host": "a file with hosts of your own is imported first, on the command line by --host-file",
-    "net": "a file with nets of your own is imported first, on the command line by --host-file; a model of timm is "
-    "named timm:{name}",
+NEAR = 0.7  # similarity from which a name is suggested
+ELSEWHERE = {  # how to add names of a kind
+    "host": "import a file with your own hosts first, on the command line with --host-file",
+    "net": "import a file with your own nets first, on the command line with --host-file; timm models are named "
+    "timm:{name}",
     "benchmark": "there is no file or folder of that name either",
     "sweep": "there is no file of that name either",
 }
 
 
-OTHER_NAMES = {  # what other libraries call a host, where likeness leads astray or nowhere
+OTHER_NAMES = {  # names of hosts in other libraries that are not similar enough to ours
     "host": {"derpp": "der++", "ewc_on": "oewc", "sgd": "finetune", "naive": "finetune"},
 }
 
 
 class FlashbackError(Exception):
-    """Bad input. The command line prints the message alone and exits with code 2."""
+    """Bad input. The command line prints only the message and exits with code 2."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -43,9 +43,9 @@ def require(condition: bool, message: str) -> None:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
-    """The error for a name that does not exist, with the nearest one that does."""
+    """The error for a name that does not exist, with the most similar one that does."""
     options = sorted(known)
-    section = name.rpartition(".")[0]  # one that all options share makes none of them alike
+    section = name.rpartition(".")[0]  # compare without a section that all options share
     shared = len(section) if all(option.startswith(f"{section}.") for option in options) else 0
     lowered = {option[shared:].lower(): option for option in options}
     near = difflib.get_close_matches(name[shared:].lower(), lowered, n=1, cutoff=NEAR)
@@ -62,22 +62,21 @@ def abbreviate(value: Any) -> str:
 
 
 @cache
-def warn_once(sentence: str) -> None:
-    """However often the same is found, as in data that are opened again."""
-    warnings.warn(sentence, stacklevel=3)
+def warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
 
 
 def import_extra(module: str, extra: str, what: str) -> Any:
-    """An optional package; whatever keeps it from being imported is one sentence that begins with `what`."""
+    """Import an optional package; errors begin with `what`, which says who needs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError:
         raise FlashbackError(
             f"{what}; install it with pip install 'flashback-cl[{extra}]' or, in a clone, pip install -e '.[{extra}]'"
         ) from None
-    except Exception as problem:  # of others: torchvision, built for another torch, raises a RuntimeError
-        said = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
+    except Exception as problem:  # torchvision, built for another torch, raises a RuntimeError
+        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
         raise FlashbackError(
-            f"{what}, which is installed but cannot be imported ({said}); install versions that go together, torch and "
-            "torchvision from the same place"
+            f"{what}, which is installed but cannot be imported ({reason}); install compatible versions, and torch and "
+            "torchvision from the same source"
         ) from None

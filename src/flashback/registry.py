@@ -1,4 +1,4 @@
-"""Names for things a user can choose: hosts, nets, benchmarks."""
+"""Registries of things a user chooses by name: hosts, nets, benchmarks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ PACKAGE = f"{__package__}."
 
 
 class Registry(Generic[T]):
-    """A table from names to things, filled by a decorator and read with helpful errors."""
+    """A table of named entries, filled by a decorator, with helpful errors for unknown names."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A name for one thing; what is defined anew, as by a cell of a notebook that is run again, takes its place."""
+        """Decorator that registers an entry; the same definition, run again in a notebook, replaces the old one."""
 
         def add(entry: T) -> T:
             if name in self._entries and not is_same_definition(self._entries[name], entry):
-                raise FlashbackError(f"the {self.kind} name '{name}' is taken already; choose another")
+                raise FlashbackError(f"the {self.kind} name '{name}' is taken; choose another")
             self._entries[name] = entry
             return entry
 
@@ -48,9 +48,9 @@ class Registry(Generic[T]):
 
 
 def is_same_definition(one: object, other: object) -> bool:
-    """Whether they are one thing, or a class or function and its newer form: of the same file, or by way of a notebook.
+    """Whether both are the same object, or two versions of a definition in one file or in a notebook.
 
-    What the package has itself is not defined anew by a notebook.
+    A notebook cannot replace what the package itself defines.
     """
     if one is other:
         return True
@@ -61,6 +61,6 @@ def is_same_definition(one: object, other: object) -> bool:
 
 
 def file_of(thing: object) -> Path | None:
-    """The file something is defined in, whatever the name it was imported by; a notebook has none."""
+    """The file in which something is defined; None in a notebook."""
     file = getattr(sys.modules.get(thing.__module__), "__file__", None)
     return Path(file).resolve() if file else None

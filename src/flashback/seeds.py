@@ -1,4 +1,4 @@
-"""Randomness that depends on where it is used, and on nothing that happened before."""
+"""Random seeds derived from where they are used, independent of anything drawn before."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed of 63 bits from any printable key, the same on every machine."""
+    """A seed of 63 bits from any printable key, equal on every machine."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def seeded_generator(*parts: object) -> torch.Generator:
-    """On the CPU."""
+    """A generator on the CPU."""
     return torch.Generator().manual_seed(derive_seed(*parts))
 
 
 @contextmanager
-def own_layer_randomness(device: torch.device) -> Iterator[None]:
-    """Layers such as dropout draw from torch's global generators: a run has them to itself, and puts them back."""
+def isolated_layer_randomness(device: torch.device) -> Iterator[None]:
+    """Restore torch's global generators, which layers such as dropout use, afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
 
 def layer_randomness(device: torch.device) -> dict[str, torch.Tensor]:
-    """The state of the generators that layers on a device draw from."""
+    """The state of torch's global generators for a device."""
     states = {"layers": torch.get_rng_state()}
     return states | {"cuda layers": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
 
@@ -41,7 +41,7 @@ def set_layer_randomness(states: Mapping[str, torch.Tensor], device: torch.devic
 
 @contextmanager
 def seeded_initialisation(*parts: object) -> Iterator[None]:
-    """New modules draw their weights from torch's global CPU generator; seed it here and put it back afterwards."""
+    """Seed torch's global CPU generator, from which new modules draw weights, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(*parts))
         yield

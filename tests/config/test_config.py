@@ -48,8 +48,8 @@ def refusal(values: dict[str, Any]) -> str:
         ({"host": {"name": "icarl", "memory": 3}}, "unknown key 'host.memory'; did you mean 'host.memory_size'?"),
         (
             {"host": {"name": "icrl"}},
-            "unknown host 'icrl'; did you mean 'icarl'? (a file with hosts of your own is imported first, on the "
-            "command line by --host-file)",
+            "unknown host 'icrl'; did you mean 'icarl'? (import a file with your own hosts first, on the "
+            "command line with --host-file)",
         ),
         ({"training": 3}, "training must be a mapping, not 3"),
         ({"training": None}, "training must be a mapping, not None"),

@@ -28,10 +28,13 @@ def per_image(self: Host, step: Any) -> Any:
     ("losses", "sentence"),
     [
         (None, "mine has no losses; give its class a method losses"),
-        (lambda self, step: step.output.logits.sum(), "losses of mine are named terms, such as {'task': loss}, not Te"),
-        (lambda self, step: {}, "losses of mine are named terms, such as {'task': loss}, not dict"),
+        (
+            lambda self, step: step.output.logits.sum(),
+            "losses of mine must be named terms, such as {'task': loss}, not Te",
+        ),
+        (lambda self, step: {}, "losses of mine must be named terms, such as {'task': loss}, not dict"),
         (lambda self, step: {"task": per_image(self, step)}, r"term 'task' of mine is one number in a .*\(8,\)"),
-        (lambda self, step: {"task": 0.5}, "term 'task' of mine is one number in a tensor, not float"),
+        (lambda self, step: {"task": 0.5}, "term 'task' of mine must be a scalar tensor, not float"),
         (lambda self, step: {"task": step.output.logits.sum().detach()}, "no loss term of mine depends on what it"),
     ],
 )

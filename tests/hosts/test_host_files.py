@@ -331,11 +331,11 @@ def test_an_unfinished_run_of_other_code_starts_anew_and_only_resume_goes_on(wor
     (workplace / "weights_of_mine.py").write_text("WEIGHT = 2.0\n")
     forget_modules(workplace)
     find_hosts(own)
-    with pytest.warns(UserWarning, match="began with other code of its host or net: it starts anew"):
+    with pytest.warns(UserWarning, match="began with other code of its host or net and starts again"):
         again = fb.run(fb.configure("own", settings=STOPPED), out=tmp_path / "again")
     fresh = fb.run(fb.configure("own", settings=STOPPED), out=tmp_path / "fresh")
     assert again.as_dict() == fresh.as_dict()
-    with pytest.warns(UserWarning, match=r"goes on in other surroundings \(code\)"):
+    with pytest.warns(UserWarning, match=r"continues in another environment \(code\)"):
         resumed = fb.resume(tmp_path / "resumed")
     assert resumed.as_dict() != fresh.as_dict()
     for name, changed in {"again": [], "fresh": [], "resumed": ["code"]}.items():

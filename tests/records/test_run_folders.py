@@ -73,7 +73,7 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
     finished(tmp_path)
-    with pytest.raises(FlashbackError, match="holds a finished run already"):
+    with pytest.raises(FlashbackError, match="already holds a finished run"):
         RunFolder.open(tmp_path, CONFIG)
 
 
@@ -269,7 +269,7 @@ def test_a_run_on_other_data_is_not_gone_on_with(dataset: Path, tmp_path: Path) 
     config = config_for(dataset)
     folder = RunFolder.open(tmp_path / "run", to_dict(config))
     folder.write_run({"data_checksum": "another"})
-    with pytest.raises(FlashbackError, match="the data has changed"):
+    with pytest.raises(FlashbackError, match="the data have changed"):
         flashback.run(config, out=tmp_path / "run", device="cpu")
 
 

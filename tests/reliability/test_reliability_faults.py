@@ -55,7 +55,7 @@ def explosion(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-EXPLOSION = "the loss is not finite any more: plasticity in phase 2 of task 2, epoch 1, step 3; lower training.lr"
+EXPLOSION = "the loss is no longer finite: plasticity in phase 2 of task 2, epoch 1, step 3; lower training.lr"
 
 
 def test_a_loss_that_is_not_finite(
@@ -102,7 +102,7 @@ def test_weights_that_are_not_finite_are_not_saved(
 
     monkeypatch.setattr(TrainingStep, "descend", spoil)
     config = icarl(dataset, minutes)
-    with pytest.raises(FlashbackError, match=r"^the weights are not finite any more in learn of task 1, epoch 2;"):
+    with pytest.raises(FlashbackError, match=r"^the weights are no longer finite in learn of task 1, epoch 2;"):
         flashback.run(config, out=tmp_path / "run", device="cpu")
     state = Checkpoints(tmp_path / "run" / "checkpoint", CheckpointConfig()).load()
     assert (state is None) == (minutes == NEVER)
@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint_is_passed_over(
         state = Checkpoints(folder / "checkpoint", CheckpointConfig()).load()
     said = [str(warning.message) for warning in caught]
     gone = damage is Path.unlink and suffix == ".json"  # without its manifest it was never a checkpoint
-    assert said == ([] if gone else [f"the checkpoint {last} is cut short or altered; it is passed over"])
+    assert said == ([] if gone else [f"the checkpoint {last} is damaged; it is skipped"])
     assert state is not None
     assert expected is not None
     assert state.values == json.loads(before.read_text())["values"] != expected.values
@@ -288,7 +288,7 @@ def test_a_run_with_damaged_checkpoints_ends_as_it_would_have(
     said = go_on(dataset, folder)
     assert len(said) == damaged + (damaged == 2)
     if damaged == 2:
-        assert said[-1] == f"no checkpoint in {folder / 'checkpoint'} is whole; the run starts from the beginning"
+        assert said[-1] == f"every checkpoint in {folder / 'checkpoint'} is damaged; the run starts again"
     assert_ends_like(folder, whole)
     assert len(list((folder / "checkpoint").iterdir())) == 2, "the damaged ones are gone, the last good one stays"
 
@@ -300,7 +300,7 @@ def test_damaged_checkpoints_do_not_count_as_kept(dataset: Path, tmp_path: Path,
     good, bad = sorted(path.stem for path in (folder / "checkpoint").glob("*.json"))
     cut_short(folder / "checkpoint" / f"{bad}.safetensors")
     checkpointer = Checkpoints(folder / "checkpoint", CheckpointConfig())
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped"):
         state = checkpointer.load()
     assert state is not None
     checkpointer.write(state)
@@ -346,7 +346,7 @@ def test_a_dataset_that_changed(dataset: Path, tmp_path: Path) -> None:
     arrays = dict(np.load(own))
     arrays["x_test"][-1, 0, 0] ^= 1
     np.savez(own, **arrays)
-    with pytest.raises(FlashbackError, match=r"^the data has changed since the run in .* began; start a new run$"):
+    with pytest.raises(FlashbackError, match=r"^the data have changed since the run in .* began; start a new run$"):
         flashback.run(icarl(own), out=tmp_path / "run", device="cpu")
     shutil.copy(dataset, own)
     assert go_on(own, tmp_path / "run") == []
@@ -395,7 +395,7 @@ def test_a_finished_run(dataset: Path, tmp_path: Path) -> None:
     assert again.as_dict() == result.as_dict()
     with pytest.raises(FlashbackError, match=r"run holds a finished run of another configuration \(differs in"):
         flashback.run(icarl(dataset, lr=0.5), out=tmp_path / "run", device="cpu")
-    with pytest.raises(FlashbackError, match=r"^the run in .*run is finished; there is nothing to go on with$"):
+    with pytest.raises(FlashbackError, match=r"^the run in .*run is finished; there is nothing to resume$"):
         resume(tmp_path / "run", device="cpu")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()} == before
 
@@ -409,7 +409,7 @@ def test_other_surroundings_are_said_and_recorded(dataset: Path, tmp_path: Path,
     run["source"] = "0123"
     (folder / "run.json").write_text(json.dumps(run))
     (said,) = go_on(dataset, folder)
-    assert "goes on in other surroundings (threads, torch, source), so it may end differently" in said
+    assert "continues in another environment (threads, torch, source), so its results may differ" in said
     assert json.loads((folder / "run.json").read_text())["changed_on_resume"] == ["source", "threads", "torch"]
 
 
@@ -418,5 +418,5 @@ def test_another_kind_of_device_is_refused(dataset: Path, tmp_path: Path, begun:
     shutil.copytree(begun, folder)
     run = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**run, "device_type": "cuda"}))
-    with pytest.raises(FlashbackError, match=r"^the run in .* began on another kind of device; give --device cuda$"):
+    with pytest.raises(FlashbackError, match=r"^the run in .* began on another kind of device; use --device cuda$"):
         flashback.run(icarl(dataset), out=folder, device="cpu")

@@ -314,9 +314,7 @@ def test_forged_tensors_with_true_checksums(run_folder: Path, content: bytes) ->
     if content == FORGED["the same name twice"] and not caught:  # one of them counted: a tensor of no host
         assert set(state.tensors) == {"a"}
         return
-    assert [str(warning.message) for warning in caught] == [
-        f"the checkpoint {manifest} is cut short or altered; it is passed over"
-    ]
+    assert [str(warning.message) for warning in caught] == [f"the checkpoint {manifest} is damaged; it is skipped"]
 
 
 def without(tensors: dict[str, Any], name: str) -> None:
@@ -422,7 +420,7 @@ def test_forged_values_with_a_true_checksum(run_folder: Path, change: dict[str, 
         assert (run_folder / "log.jsonl").stat().st_size < 3 * size
         return
     sign(manifest, values)
-    with pytest.warns(UserWarning, match="is cut short or altered; it is passed over"):
+    with pytest.warns(UserWarning, match="is damaged; it is skipped"):
         state = Checkpoints(run_folder / "checkpoint", CheckpointConfig()).load()
     assert state is not None
 
@@ -443,7 +441,7 @@ def test_forged_values_with_a_true_checksum(run_folder: Path, change: dict[str, 
 )
 def test_manifests_that_are_none(run_folder: Path, text: str) -> None:
     newest(run_folder, ".json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.warns(UserWarning, match="is cut short or altered; it is passed over"):
+    with pytest.warns(UserWarning, match="is damaged; it is skipped"):
         assert Checkpoints(run_folder / "checkpoint", CheckpointConfig()).load() is not None
 
 
@@ -460,5 +458,5 @@ def test_checkpoints_that_never_end_are_not_read(run_folder: Path, tmp_path: Pat
     if (suffix, target) == (".json", "/dev/zero"):  # no file, so no manifest either
         assert Checkpoints(run_folder / "checkpoint", CheckpointConfig()).load() is not None
         return
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped"):
         assert Checkpoints(run_folder / "checkpoint", CheckpointConfig()).load() is not None

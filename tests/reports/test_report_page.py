@@ -335,7 +335,7 @@ def test_settings_are_whole_and_their_difference_is_marked(page: Page) -> None:
     assert rows["training.milestones"] == ["[0.7, 0.9]"]
     assert rows["seed"] == ["[0, 1, 2]"]
     assert {key.split(".")[0] for key, values in rows.items() if len(values) > 1} == {"flashback"}
-    assert rows["flashback.alpha"][0] == "–"  # it does nothing without flashback
+    assert rows["flashback.alpha"][0] == "–"  # it has no effect without flashback
     assert float(rows["flashback.alpha"][1]) > 0
 
 

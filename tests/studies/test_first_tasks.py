@@ -12,7 +12,7 @@ from flashback.studies.comparison import compare
 from flashback.studies.sweeps import parse_sweep, run_sweep
 from flashback.studies.tuning import tune
 from flashback.training.checkpoints import Checkpoints
-from flashback.training.first_task_cache import SHARED, Beginning
+from flashback.training.first_task_cache import SHARED, FirstTaskCache
 from flashback.training.trainer import Trainer
 from helpers import quick_host
 
@@ -60,7 +60,7 @@ def test_a_first_task_that_could_not_be_left_is_left_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = quick_host("finetune")
-    beginning, state = Beginning(tmp_path / "shared" / "key"), Trainer(host, host.benchmark).state()
+    cache, state = FirstTaskCache(tmp_path / "shared" / "key"), Trainer(host, host.benchmark).state()
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -68,11 +68,11 @@ def test_a_first_task_that_could_not_be_left_is_left_by_the_next(
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoints, "write", killed)
         with pytest.raises(KeyboardInterrupt):
-            beginning.leave(state, b"log")
-    assert beginning.find() is None
+            cache.store(state, b"log")
+    assert cache.load() is None
     for log in (b"log", b"of another run that was later"):
-        beginning.leave(state, log)
-    found = beginning.find()
+        cache.store(state, log)
+    found = cache.load()
     assert found is not None
     assert found[1] == b"log"
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["key"]

@@ -176,8 +176,8 @@ def test_bidirectional_methods_are_planned_on_twenty_tasks_too(tmp_path: Path) -
         ("{hosts: [icarl], seeds: 123}", r"seeds is a list of seeds, not 123; write \[123\]$"),
         ("{hosts: [icarl], parts: 3}", "parts is a list"),
         ("{hosts: [icarl], settings: [1]}", "settings of a sweep are a mapping"),
-        ("{hosts: [icarl], settings: {seed: 5}}", "decides seed itself"),
-        ("{hosts: [icarl], grid: {flashback.enabled: [true]}}", "decides flashback.enabled itself"),
+        ("{hosts: [icarl], settings: {seed: 5}}", "chooses seed itself"),
+        ("{hosts: [icarl], grid: {flashback.enabled: [true]}}", "chooses flashback.enabled itself"),
     ],
 )
 def test_broken_sweep_files_get_one_sentence(text: str, sentence: str) -> None:

@@ -274,7 +274,7 @@ def test_flashback_is_tuned_on_top_of_a_tuned_host(runs_of_the_host: list[Any], 
         ({"training.lr": [1, 1.0]}, "the same value twice"),
         ({"training.milestones": [[0.5], [0.7]]}, "for lists use a sweep"),
         ({"benchmark.order": [1, 2]}, "changes what is to be learned"),
-        ({"seed": [1, 2]}, "decides seed itself"),
+        ({"seed": [1, 2]}, "chooses seed itself"),
         ({"training.epochs": [4, 5]}, "tuning chooses training.epochs itself"),
         ({"training.lr": [0.1, -1.0]}, "training.lr"),
         ({"host.memory_sise": [1, 2]}, "memory_sise"),
@@ -318,7 +318,7 @@ def test_the_command_takes_values_with_commas_or_a_list(
 def test_a_recipe_that_stands_on_a_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"{{host: icarl, recipes: [{{benchmark: split-fashion-mini, kind: {path}, settings: {{}}}}]}}")
-    with pytest.raises(FlashbackError, match=r"the kind of a recipe in .* is one of controlled"):
+    with pytest.raises(FlashbackError, match=r"the kind of recipe in .* must be one of controlled"):
         configure("icarl", recipe=str(path))
 
 

@@ -90,9 +90,7 @@ def test_data_that_are_gone_or_others_are_told_when_they_are_asked_for(here: Pat
     with pytest.raises(fb.FlashbackError, match=r"there is no file tiny.npz; check the path, or name the folder"):
         fb.evaluate(host, host.benchmark)
     write_tiny(here / "tiny.npz", shift=1)
-    with pytest.raises(
-        fb.FlashbackError, match=r"^the run in out was made on other data than those found; give its own"
-    ):
+    with pytest.raises(fb.FlashbackError, match=r"^the data differ from those of the run in out; give the same data"):
         fb.evaluate(host, host.benchmark)
     with pytest.raises(AttributeError):
         _ = host.benchmark.tasks[0].train.z

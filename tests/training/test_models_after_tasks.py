@@ -82,9 +82,9 @@ def test_an_unfinished_run_gives_the_models_it_has() -> None:
     with pytest.raises(Interrupted):
         fb.run(config_of("icarl"), out="out", device="cpu", observers=[stop])
     assert fb.load_trained("out", device="cpu", after_tasks=1).task.index == 0
-    with pytest.raises(fb.FlashbackError, match="after 2 of 3 tasks; there are those after 1;"):
+    with pytest.raises(fb.FlashbackError, match="after 2 of 3 tasks; it has those after 1;"):
         fb.load_trained("out", device="cpu", after_tasks=2)
-    with pytest.raises(fb.FlashbackError, match="not finished; `flashback resume out` goes on"):
+    with pytest.raises(fb.FlashbackError, match="not finished; `flashback resume out` continues"):
         fb.load_trained("out", device="cpu")
 
 

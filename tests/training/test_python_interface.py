@@ -204,7 +204,7 @@ def test_a_benchmark_that_is_what_the_configuration_says_is_taken(chosen: dict[s
 
 @pytest.mark.parametrize("settings", [{"flashback.alpha": 3.0}, {"flashback": {"alpha": 3.0}}])
 def test_settings_of_flashback_need_flashback(settings: dict[str, Any]) -> None:
-    with pytest.raises(fb.FlashbackError, match=r"flashback\.alpha does nothing without flashback; .* flashback=True"):
+    with pytest.raises(fb.FlashbackError, match=r"flashback\.alpha has no effect without flashback; .* flashback=True"):
         fb.configure("icarl", settings=settings)
     assert fb.configure("icarl", flashback=True, settings=settings).flashback.alpha == 3.0
     assert fb.configure("icarl", settings={**settings, "flashback.enabled": True}).flashback.alpha == 3.0
@@ -276,4 +276,4 @@ def test_a_stop_is_no_ordinary_exception() -> None:
 
     assert issubclass(Interrupted, KeyboardInterrupt)  # a loop over runs that catches exceptions does not go on
     assert not issubclass(Interrupted, Exception)
-    assert str(Interrupted()) == "stopped, and saved: the same call goes on from here"
+    assert str(Interrupted()) == "stopped and saved; the same call continues from here"

@@ -1,4 +1,4 @@
-"""From a host's name and a benchmark's to the full configuration of a run."""
+"""Recipes, and how defaults, recipes and settings become the configuration of a run."""
 
 from flashback.recipes.catalogue import KINDS, Recipe, find_recipe, list_recipes
 from flashback.recipes.resolving import check_free, comparable, config_from_dict, configure, lacks_recipe, resolved

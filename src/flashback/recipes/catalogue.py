@@ -1,4 +1,4 @@
-"""The shipped recipes: settings of a host on a benchmark, each value with its source."""
+"""Recipes: settings of a host on a benchmark, each value with its source."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from flashback.errors import FlashbackError
 from flashback.plain_yaml import AliasLoader, read_yaml
 
 KINDS = CONTROLLED, ANCHOR, AS_PUBLISHED = "controlled", "anchor", "as-published"
-DEFAULTS = "defaults"  # no recipe at all
+DEFAULTS = "defaults"  # no recipe
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings by dotted key, and where each value comes from."""
+    """Settings by dotted key, and the source of each value."""
 
     host: str
     benchmark: str
     kind: str
     settings: Mapping[str, Any]
-    flashback_settings: Mapping[str, Any]  # differ in the flashback arm; only published recipes have any
+    flashback_settings: Mapping[str, Any]  # only in the flashback arm; only published recipes have any
     sources: Mapping[str, str]
     note: str = ""
 
     def is_for(self, host: str, benchmark: str) -> bool:
-        """Files of one's own are known by their names, wherever they lie."""
         return (self.host, canonical_name(str(self.benchmark))) == (
             host,
             canonical_name(str(benchmark)),
@@ -49,11 +48,11 @@ def list_recipes() -> tuple[Recipe, ...]:
 
 
 def read_recipe_file(path: Path) -> list[Recipe]:
-    """Recipes from a file of the user's own, e.g. one that `flashback tune` wrote."""
+    """Read recipes from a user's file, such as one that `flashback tune` wrote."""
     try:
         return list(_recipes(read_yaml(path.read_text(encoding="utf-8"), str(path))))
     except (OSError, UnicodeDecodeError):
-        raise FlashbackError(f"the recipe {path} cannot be read") from None
+        raise FlashbackError(f"the recipe file {path} cannot be read") from None
     except (KeyError, TypeError, AttributeError):
         raise FlashbackError(
             f"{path} is not a recipe: it needs host, and recipes with benchmark, kind and settings {{value, from}}"

@@ -1,4 +1,4 @@
-"""Defaults, then the recipe, then the user's own settings: one resolved, checked configuration."""
+"""Resolve a configuration: defaults, then the recipe, then the user's settings."""
 
 from __future__ import annotations
 
@@ -30,44 +30,57 @@ def configure(
     data: str | Path | None = None,
     **plain: Any,
 ) -> RunConfig:
-    """The configuration of one run; `settings` have dotted keys ("training.epochs": 5) and win over the recipe.
+    """Make the configuration of one run: defaults, then the recipe, then your settings.
 
-    Settings of the host and of its training may be given by their plain names too: epochs=5, memory_size=200.
-    Where there is no controlled recipe the defaults stand, and the configuration says so: its recipe is "defaults".
-    Settings of flashback need `flashback=True`; an explicit False, as for the other arm of a comparison, lets them be.
-    `data` is the data folder, where files of one's own are looked for too.
+    Args:
+        host: The name of a host.
+        benchmark: The name of a benchmark, or the path of an .npz file or a folder of images.
+        flashback: Whether to wrap the host by Flashback. Flashback settings without it are refused, unless False is
+            given explicitly, as for the host arm of a comparison.
+        seed: Decides everything random.
+        recipe: "controlled", "anchor", "as-published", "defaults", or a recipe file. Without a controlled recipe for
+            this benchmark the defaults are used, and the configuration's recipe is "defaults".
+        settings: Settings by dotted key, such as {"training.epochs": 5}.
+        data: The folder of the datasets, where relative paths are looked up too.
+        plain: Settings of the host and its training by their plain names: epochs=5, memory_size=200.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        FlashbackError: If a name, a setting or a combination is not valid.
     """
     require(
         isinstance(benchmark, str | Path),
         f"a configuration names its benchmark and cannot hold a {type(benchmark).__name__}; save arrays with "
-        "np.savez and give the path of the file, or give fb.build_host what fb.load_benchmark makes of them",
+        "np.savez and give the path of the file, or load them with fb.load_benchmark for fb.build_host",
     )
     if host not in HOSTS:
         load_installed_hosts()
-    own = dotted(settings or {}) | dotted_keys(HOSTS[host], plain)
-    left_open = flashback is None and ENABLED not in own
-    require(own.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
-    name, recipe = own.pop("benchmark.name", str(benchmark)), own.pop("recipe", recipe)
-    flashback, seed = own.pop(ENABLED, flashback or False), own.pop("seed", seed)
+    given = dotted(settings or {}) | dotted_keys(HOSTS[host], plain)
+    left_open = flashback is None and ENABLED not in given
+    require(given.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
+    name, recipe = given.pop("benchmark.name", str(benchmark)), given.pop("recipe", recipe)
+    flashback, seed = given.pop(ENABLED, flashback or False), given.pop("seed", seed)
     values: dict[str, Any] = {"recipe": recipe, "seed": seed}
     fixed = {"host.name": host, "benchmark.name": name, ENABLED: flashback}
-    known = recipe_values(host, name, recipe, bool(flashback))
-    if own.get("host.memory_size") is not None:  # a size in all takes the place of the recipe's size by class
+    from_recipe = recipe_values(host, name, recipe, bool(flashback))
+    if given.get("host.memory_size") is not None:  # replaces the recipe's size per class
         require(
-            own.get("host.memory_per_class") is None,
-            "host.memory_size (in all) and host.memory_per_class exclude each other; give one of them",
+            given.get("host.memory_per_class") is None,
+            "host.memory_size (total) and host.memory_per_class exclude each other; give one of them",
         )
-        known.pop("host.memory_per_class", None)
-    for key, value in {**known, **own, **fixed}.items():
+        from_recipe.pop("host.memory_per_class", None)
+    for key, value in {**from_recipe, **given, **fixed}.items():
         set_dotted(values, key, value)
-    config = named_as_it_is(config_from_dict(values, data))
+    config = with_true_recipe(config_from_dict(values, data))
     if left_open:
-        check_flashback_is_on(config, own)
+        check_flashback_is_on(config, given)
     return config
 
 
 def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The full key of each plain name: a setting of the host or of its training, or the seed."""
+    """The full keys of plain names: settings of the host or its training, or the seed."""
     known = {"seed": ["seed"]}
     for prefix, section in (("training", TrainingConfig), ("host", host.Settings)):
         for field in fields(section):
@@ -77,46 +90,46 @@ def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]
             raise unknown("setting", name, known)
         require(
             len(known[name]) == 1,
-            f"'{name}' may be {' or '.join(known[name])}; say which in a configuration, "
+            f"'{name}' may be {' or '.join(known[name])}; give the full key, "
             f'fb.configure(..., settings={{"{known[name][0]}": ...}})',
         )
     return {known[name][0]: value for name, value in settings.items()}
 
 
 def check_flashback_is_on(config: RunConfig, given: Mapping[str, Any]) -> None:
-    """Settings of flashback do nothing without it, which whoever gives them does not expect."""
-    idle = [key for key in dotted(given) if key.startswith("flashback.") and key != ENABLED]
+    """Refuse settings of flashback that would have no effect."""
+    unused = [key for key in dotted(given) if key.startswith("flashback.") and key != ENABLED]
     require(
-        config.flashback.enabled or not idle,
-        f"{', '.join(idle)} does nothing without flashback; add --flashback, in Python flashback=True",
+        config.flashback.enabled or not unused,
+        f"{', '.join(unused)} has no effect without flashback; add --flashback, in Python flashback=True",
     )
 
 
 def check_free(settings: Mapping[str, Any], what: str) -> None:
-    """Refuse settings that decide what a comparison, a sweep or a tuning decides itself."""
+    """Refuse settings that a comparison, a sweep or a tuning chooses itself."""
     for key in ("seed", ENABLED, "host.name", "benchmark.name", "recipe"):
-        require(key not in dotted(settings), f"{what} decides {key} itself; take it out of the settings")
+        require(key not in dotted(settings), f"{what} chooses {key} itself; remove it from the settings")
 
 
 def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict[str, Any]:
-    """What the recipe sets. Without one for this benchmark the defaults stand, unless another kind was asked for."""
+    """The values of a recipe; empty if there is no controlled recipe for this benchmark."""
     if kind == DEFAULTS or lacks_recipe(host, benchmark, kind):
         return {}
     if is_recipe_file(kind):
-        own = own_recipe(host, benchmark, Path(kind))
-        return recipe_values(host, benchmark, own.kind, flashback) | own.values(flashback)
+        recipe = recipe_from_file(host, benchmark, Path(kind))
+        return recipe_values(host, benchmark, recipe.kind, flashback) | recipe.values(flashback)
     known = f"{', '.join(KINDS)}, or {DEFAULTS}"
-    require(kind in KINDS, f"recipe (--recipe) is one of {known}, or a recipe file of your own, not '{kind}'")
-    recipe = find_recipe(host, benchmark, kind)
-    if recipe is None:
+    require(kind in KINDS, f"recipe (--recipe) must be one of {known}, or a recipe file, not '{kind}'")
+    shipped = find_recipe(host, benchmark, kind)
+    if shipped is None:
         others = sorted({r.benchmark for r in list_recipes() if (r.host, r.kind) == (host, kind)})
-        where = f"there is one for {', '.join(others)}" if others else f"{host} has no {kind} recipe at all"
+        where = f"there is one for {', '.join(others)}" if others else f"{host} has no {kind} recipe"
         raise FlashbackError(f"no {kind} recipe for {host} on {benchmark}; {where}")
-    return recipe.values(flashback)
+    return shipped.values(flashback)
 
 
 def lacks_recipe(host: str, benchmark: str, kind: str) -> bool:
-    """Whether the defaults stand in for a controlled recipe."""
+    """Whether the defaults are used for lack of a controlled recipe."""
     return kind == CONTROLLED and find_recipe(host, benchmark, kind) is None
 
 
@@ -124,42 +137,44 @@ def is_recipe_file(kind: str) -> bool:
     return kind.endswith((".yaml", ".yml"))
 
 
-def own_recipe(host: str, benchmark: str, path: Path) -> Recipe:
-    """What a recipe file has for a host, to stand on top of the shipped recipe of its kind."""
+def recipe_from_file(host: str, benchmark: str, path: Path) -> Recipe:
+    """The recipe of a file for a host, which goes on top of the shipped recipe of its kind."""
     recipe = next((recipe for recipe in read_recipe_file(path) if recipe.is_for(host, benchmark)), None)
     if recipe is None:
         raise FlashbackError(f"{path} has no recipe for {host} on {benchmark}")
     known = (*KINDS, DEFAULTS)
-    require(recipe.kind in known, f"the kind of a recipe in {path} is one of {', '.join(known)}, not '{recipe.kind}'")
+    require(
+        recipe.kind in known, f"the kind of recipe in {path} must be one of {', '.join(known)}, not '{recipe.kind}'"
+    )
     return recipe
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as a mapping with every key, as this version writes it: a later setting has its default."""
-    return to_dict(named_as_it_is(config_from_dict(values)))
+    """A configuration as a mapping with every key; settings that older versions did not have get their defaults."""
+    return to_dict(with_true_recipe(config_from_dict(values)))
 
 
 def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration resolved for comparisons: files of one's own by their names, however their paths are written."""
-    found = resolved(values)
-    return {**found, "benchmark": {**found["benchmark"], "name": canonical_name(found["benchmark"]["name"])}}
+    """A resolved configuration in which data files have canonical names, so that it can be compared."""
+    full = resolved(values)
+    return {**full, "benchmark": {**full["benchmark"], "name": canonical_name(full["benchmark"]["name"])}}
 
 
 def config_from_dict(values: Mapping[str, Any], data: str | Path | None = None) -> RunConfig:
-    """Turn a mapping (e.g. a config.yaml) into a checked configuration; the host's name decides its settings."""
+    """Turn a mapping, such as a config.yaml, into a checked configuration."""
     if not isinstance(values, Mapping):
-        raise FlashbackError("a configuration is a mapping of keys")
+        raise FlashbackError("a configuration must be a mapping of keys")
     host = values.get("host")
     require(isinstance(host, Mapping) and isinstance(host.get("name"), str), "host.name is missing")
     assert isinstance(host, Mapping)
-    own = build(HOSTS[host["name"]].Settings, host, "host.")
-    check_sections(values, type(own))
-    config = build(RunConfig, {**resolve_benchmark(values, data), "host": own})
+    settings = build(HOSTS[host["name"]].Settings, host, "host.")
+    check_sections(values, type(settings))
+    config = build(RunConfig, {**resolve_benchmark(values, data), "host": settings})
     config.check()
     return config
 
 
-def named_as_it_is(config: RunConfig) -> RunConfig:
-    """With the recipe "defaults" where there is no controlled one."""
+def with_true_recipe(config: RunConfig) -> RunConfig:
+    """Name the recipe "defaults" if there is no controlled one."""
     missing = lacks_recipe(config.host.name, config.benchmark.name, config.recipe)
     return replace(config, recipe=DEFAULTS) if missing else config

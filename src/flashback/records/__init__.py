@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and reading it back."""
+"""Write and read the record of a run."""
 
 from flashback.records.folder import (
     RunFolder,

@@ -1,4 +1,4 @@
-"""A run folder: config.yaml, run.json, log.jsonl, results.json. Plain text, written atomically, and nowhere else."""
+"""A run folder: config.yaml, run.json, log.jsonl and results.json, plain text that is written atomically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flashback.files import (
 from flashback.plain_yaml import read_yaml
 
 CONFIG, RUN, LOG, RESULTS = "config.yaml", "run.json", "log.jsonl", "results.json"
-TRACKERS = "trackers.json"  # by which names trackers know the run
+TRACKERS = "trackers.json"  # the ids by which trackers know the run
 COMPARISON = "comparison.json"  # beside the runs of both arms
 
 Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -51,10 +51,10 @@ class RunFolder:
         resolve: Resolve = dict,
         what: str = "an unfinished run",
     ) -> RunFolder:
-        """A new folder, or the one of an unfinished run of the same configuration, once that is resolved."""
+        """A new folder, or that of an unfinished run whose resolved configuration is the same."""
         make_folder(path)
         folder = cls(path)
-        with folder.lock():  # of two processes that start at once, one writes its configuration, the other finds it
+        with folder.lock():  # two processes may start at once
             folder.claim(config, ignored, resolve, what)
         return folder
 
@@ -66,19 +66,19 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One process per folder. The system drops the lock of a process that died, so nothing is left behind."""
+        """Allow one process per folder; the system frees the lock of a process that died."""
         with open_to_append(self.path / LOCK) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise FlashbackError(f"another process is training in {self.path}; wait for it or stop it") from None
             if is_finished(self.path):
-                raise FlashbackError(f"{self.path} holds a finished run already; {ANOTHER_FOLDER}")
+                raise FlashbackError(f"{self.path} already holds a finished run; {ANOTHER_FOLDER}")
             self.tidy()
             yield
 
     def tidy(self) -> None:
-        """Remove what a process that was killed left half written; files of others stay."""
+        """Remove files that a killed process left incomplete."""
         for name in (CONFIG, RUN, LOG, RESULTS, TRACKERS):
             for part in self.path.glob(f".*{name}.part"):
                 part.unlink()
@@ -91,7 +91,7 @@ class RunFolder:
             file.write(line.encode())
 
     def log_size(self) -> int:
-        """The size of the log, all of which is on the disk from now on: a checkpoint is going to rely on it."""
+        """The size of the log, which is synced to disk because a checkpoint will rely on it."""
         with open_to_append(self.path / LOG) as file:
             os.fsync(file.fileno())
             return file.tell()
@@ -100,11 +100,10 @@ class RunFolder:
         return read_file(self.path / LOG, LARGEST_RECORD)
 
     def write_log(self, content: bytes) -> None:
-        """Begin with what another run has logged."""
         self.write(LOG, content)
 
     def cut_log(self, size: int) -> None:
-        """Back to what the log held at a checkpoint; what came after it will happen again."""
+        """Cut the log back to its size at a checkpoint."""
         with open_to_append(self.path / LOG) as file:
             if file.tell() < size:
                 warnings.warn(f"{self.path / LOG} has lost lines since the checkpoint was written", stacklevel=2)
@@ -123,7 +122,7 @@ class RunFolder:
             write_atomically(self.path / name, content)
 
     def read_run(self) -> dict[str, Any]:
-        """What is known of the run so far; empty for a new one."""
+        """run.json as it is so far; empty for a new run."""
         return _mapping(_json(self.path / RUN), self.path / RUN) if (self.path / RUN).exists() else {}
 
 
@@ -146,7 +145,7 @@ def check_settings(
     resolve: Resolve,
     what: str = "an unfinished run",
 ) -> None:
-    """Refuse a folder with the run of another configuration, once both are resolved."""
+    """Refuse a folder with a run of another resolved configuration."""
     differing = ", ".join(differing_keys(resolve(read_config(path)), resolve(config), ignored))
     what = "a finished run" if is_finished(path) else what
     if differing:
@@ -154,7 +153,7 @@ def check_settings(
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-    """The dotted keys in which two configurations differ, those under an ignored section left out."""
+    """The dotted keys in which two configurations differ, without those of ignored sections."""
     one, other = dotted(first), dotted(second)
     keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
     return [key for key in keys if key.split(".")[0] not in ignored]
@@ -181,7 +180,7 @@ class RunRecord:
 
 
 def read_record(path: str | Path) -> RunRecord:
-    """Read a finished run; a FlashbackError names what is missing or broken."""
+    """Read a finished run; errors name what is missing or damaged."""
     path = Path(path)
     config, run, results = read_config(path), _json(path / RUN), _json(path / RESULTS)
     return RunRecord(path, config, _mapping(run, path / RUN), _mapping(results, path / RESULTS))
@@ -204,5 +203,5 @@ def _json(path: Path) -> Any:
     text = _text(path, LARGEST_RECORD)
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # also for numbers with thousands of digits
+    except (ValueError, RecursionError):
         raise FlashbackError(f"{path.parent} is not a run record: {path.name} is not valid JSON") from None

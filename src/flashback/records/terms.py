@@ -1,4 +1,4 @@
-"""The two words that every record and every comparison is ordered by."""
+"""Names of arms and settings in records."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from flashback.errors import import_extra, require
 from flashback.files import write_atomically
 from flashback.hosts.external import HostFiles, find_hosts
 from flashback.recipes import Recipe, check_free, comparable, configure
-from flashback.recipes.resolving import is_recipe_file, own_recipe
+from flashback.recipes.resolving import is_recipe_file, recipe_from_file
 from flashback.records import RunFolder, dotted, read_record
 from flashback.studies.sweeps import label
 from flashback.training.finished import IGNORED, finished_run
@@ -261,7 +261,7 @@ def write_recipe(path: Path, base: RunConfig, recipe: str, sources: Mapping[str,
     host, benchmark = base.host.name, base.benchmark.name
     before = Recipe(host, benchmark, recipe, {}, {}, {})
     if is_recipe_file(recipe):
-        before = own_recipe(host, benchmark, Path(recipe))
+        before = recipe_from_file(host, benchmark, Path(recipe))
     new = {key: {"value": value, "from": source} for source, values in sources.items() for key, value in values.items()}
 
     def kept(values: Mapping[str, Any]) -> dict[str, Any]:

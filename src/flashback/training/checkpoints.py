@@ -1,7 +1,7 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped.
+"""Checkpoints: everything a run needs to continue as if it had never stopped.
 
-A checkpoint is two files: tensors (safetensors) and a manifest (JSON) that names them with their checksum. Both are
-written aside, synced and renamed, the manifest last; so a checkpoint exists whole or not at all. Nothing is unpickled.
+A checkpoint is two files: tensors (safetensors) and a manifest (JSON) with their checksum. Both are written
+atomically, the manifest last, so a checkpoint is complete or does not exist. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from flashback.training.trainer import Checkpointer, Position, RunState
 
 KEPT = 2  # the last good one, and the one before in case the last is damaged
 MANIFEST = re.compile(r"[0-9]{6,}\.json")
-AFTER_TASKS = "after-task-{}"  # folders of the models that were kept on the way, counted from 1
-OWN_FILE = re.compile(r"(?:\.(?:[0-9a-f]{8}\.)?)?([0-9]{6,})\.(json|safetensors)(\.part)?")
+AFTER_TASKS = "after-task-{}"  # folders of the models kept after each task, counted from 1
+CHECKPOINT_FILE = re.compile(r"(?:\.(?:[0-9a-f]{8}\.)?)?([0-9]{6,})\.(json|safetensors)(\.part)?")
 
 
 class Checkpoints:
-    """The checkpointer of a run folder: saves when due, stops when asked, and finds the last good state again."""
+    """The checkpointer of a run folder: saves when due, stops when asked, and loads the last good state."""
 
     def __init__(self, folder: Path, settings: CheckpointConfig, log_size: Callable[[], int] = lambda: 0) -> None:
         require(
@@ -46,14 +46,14 @@ class Checkpoints:
         )
         self.folder, self.settings, self.log_size = folder, settings, log_size
         self.stopping = threading.Event()
-        self.damaged: set[str] = set()  # checkpoints found so, by their number
+        self.damaged: set[str] = set()  # by number
         self._last = time.monotonic()
         self._last_epoch: tuple[int, int, int] = (0, 0, 0)
 
     # ------------------------------------------------------------ asked by the trainer
 
     def due(self, position: Position) -> bool:
-        """After every `epochs` epochs, and when `minutes` have gone by; at once when the run is to stop."""
+        """After every `epochs` epochs, after `minutes`, and at once when the run is to stop."""
         if self.stopping.is_set():
             return True
         epoch = (position.task, position.stage, position.epoch)
@@ -90,81 +90,83 @@ class Checkpoints:
             self.tidy()
 
     def tidy(self, kept: int = KEPT) -> None:
-        """Remove all but the newest good checkpoints, and parts that were never finished; files of others stay."""
+        """Remove all but the newest good checkpoints, and incomplete files; other files stay."""
         good = [path.stem for path in self.manifests() if path.stem not in self.damaged]
         newest = good[max(0, len(good) - kept) :]
-        for path in list(self.folder.glob("*")):  # none, where there was no room even for the folder
-            own = OWN_FILE.fullmatch(path.name)
-            if own and (own[3] or own[1] not in newest) and path.is_file():
+        for path in list(self.folder.glob("*")):
+            file = CHECKPOINT_FILE.fullmatch(path.name)
+            if file and (file[3] or file[1] not in newest) and path.is_file():
                 path.unlink()
 
     def manifests(self) -> list[Path]:
         """From the oldest to the newest."""
-        found = (path for path in self.folder.glob("*.json") if MANIFEST.fullmatch(path.name) and path.is_file())
-        return sorted(found, key=lambda path: int(path.stem))
+        paths = (path for path in self.folder.glob("*.json") if MANIFEST.fullmatch(path.name) and path.is_file())
+        return sorted(paths, key=lambda path: int(path.stem))
 
     def load(self) -> RunState | None:
-        """The newest checkpoint that is whole; damaged ones are named in a warning and passed over."""
+        """The newest undamaged checkpoint; damaged ones are skipped with a warning."""
         for manifest in reversed(self.manifests()):
             try:
                 return read_checkpoint(manifest)
             except FlashbackError as error:
                 self.damaged.add(manifest.stem)
-                warnings.warn(f"{error}; it is passed over", stacklevel=2)
+                warnings.warn(f"{error}; it is skipped", stacklevel=2)
         if self.damaged:
-            warnings.warn(f"no checkpoint in {self.folder} is whole; the run starts from the beginning", stacklevel=2)
+            warnings.warn(f"every checkpoint in {self.folder} is damaged; the run starts again", stacklevel=2)
         return None
 
-    # ------------------------------------------------------------ stopping in good order
+    # ------------------------------------------------------------ signals
 
     @contextmanager
     def stop_on_signals(self) -> Iterator[None]:
-        """The first SIGINT, SIGTERM or SIGHUP asks for a checkpoint and a stop; the second one, of any, quits at once.
+        """The first SIGINT, SIGTERM or SIGHUP asks for a checkpoint and a stop; a second signal quits at once.
 
-        A signal that is ignored stays so: whoever started the process has taken care of it.
+        A signal that is ignored, as under nohup, stays ignored.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        asked_by = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        watched = [number for number in asked_by if signal.getsignal(number) != signal.SIG_IGN]
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        watched = [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
         previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in watched}
 
-        def put_back() -> None:
+        def restore() -> None:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
         def ask(*_: object) -> None:
             self.stopping.set()
-            put_back()
+            restore()
 
         try:
             for number in watched:
                 signal.signal(number, ask)
             yield
         finally:
-            put_back()
+            restore()
 
 
 class TeeCheckpointer:
-    """Keeps what another checkpointer does, and puts the state aside in some places too."""
+    """A checkpointer that also stores the state elsewhere at certain positions."""
 
-    def __init__(self, own: Checkpointer, wanted: Callable[[Position], bool], put: Callable[[RunState], None]) -> None:
-        self.own, self.wanted, self.put = own, wanted, put
+    def __init__(
+        self, main: Checkpointer, is_extra: Callable[[Position], bool], store: Callable[[RunState], None]
+    ) -> None:
+        self.main, self.is_extra, self.store = main, is_extra, store
 
     def due(self, position: Position) -> bool:
-        return self.wanted(position) or self.own.due(position)
+        return self.is_extra(position) or self.main.due(position)
 
     def save(self, state: RunState) -> None:
         position = Position(**state.values["position"])
-        if self.wanted(position):
-            self.put(state)
-        if not self.wanted(position) or self.own.due(position):  # one copy is enough where none of its own is due
-            self.own.save(state)
+        if self.is_extra(position):
+            self.store(state)
+        if not self.is_extra(position) or self.main.due(position):
+            self.main.save(state)
 
 
 class Models:
-    """The models that a run keeps on its way: its state after every task but the last, with which it ends."""
+    """The models that a run keeps: its state after every task but the last, whose state the last checkpoint has."""
 
     def __init__(self, folder: Path, settings: CheckpointConfig, tasks: int) -> None:
         self.folder, self.settings, self.tasks = folder, settings, tasks
@@ -181,12 +183,11 @@ class Models:
         return Checkpoints(self.folder / AFTER_TASKS.format(tasks), self.settings)
 
     def kept(self) -> list[int]:
-        """After how many tasks there is one."""
         return [tasks for tasks in range(1, self.tasks) if self.after(tasks).manifests()]
 
 
 def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU, contiguous and not sharing memory, as safetensors wants them."""
+    """Contiguous copies on the CPU that share no memory, as safetensors requires."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -202,11 +203,11 @@ def digest_of(values: Any) -> str:
 
 
 def read_checkpoint(manifest: Path) -> RunState:
-    """Read one checkpoint and check it against its manifest before anything is taken from it.
+    """Read a checkpoint and check it against its manifest.
 
-    A disk that cannot be read, or too little memory, is no damage: those errors pass, and no checkpoint is given up.
+    A disk that cannot be read, or a lack of memory, is not damage: those errors are raised as they are.
     """
-    damaged = FlashbackError(f"the checkpoint {manifest} is cut short or altered")
+    damaged = FlashbackError(f"the checkpoint {manifest} is damaged")
     tensors = manifest.with_suffix(".safetensors")
     try:
         document = json.loads(read_file(manifest, LARGEST_RECORD))
@@ -222,12 +223,12 @@ def read_checkpoint(manifest: Path) -> RunState:
         raise damaged from None
     except (OSError, MemoryError):
         raise
-    except Exception:  # a decoder of damaged input raises nearly every kind
+    except Exception:  # decoders raise nearly every kind for damaged input
         raise damaged from None
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Refuse values of another shape than the trainer gave them."""
+    """Refuse values that no trainer can have written."""
     position, history = build(Position, values["position"]), build(History, values["history"])
     numbers = [position.task, position.stage, position.epoch, position.step, values["log_bytes"]]
     settings = [

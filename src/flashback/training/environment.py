@@ -1,4 +1,4 @@
-"""Where and with what a run is made: device, precision, determinism, versions, and what a record says of them."""
+"""Device, precision, determinism and versions of a run, and what its record says about them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flashback.hosts.external import external_code
 from flashback.nets import net_for
 from flashback.records import RunFolder, differing_keys
 
-PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of the multiprocessors that a process may use; ignored without MPS
+PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # share of the GPU that a process may use; ignored without MPS
 WHOLE = "100"
 SWITCHES = (
     (torch.utils.deterministic, "fill_uninitialized_memory"),
@@ -35,16 +35,16 @@ SWITCHES = (
 
 
 def select_device(device: str | torch.device = "auto") -> torch.device:
-    """Where to train: "auto" takes a GPU where there is one."""
+    """The device to train on; "auto" takes a GPU if there is one."""
     device = "cuda" if str(device) == "cuda:0" else str(device)
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda"):
         raise FlashbackError(
-            f"device (--device) is auto, cpu or cuda, not '{device}'; of several GPUs, CUDA_VISIBLE_DEVICES chooses one"
+            f"device (--device) must be auto, cpu or cuda, not '{device}'; set CUDA_VISIBLE_DEVICES to choose a GPU"
         )
     if device == "cuda" and not torch.cuda.is_available():
-        raise FlashbackError("device (--device) is cuda, and no CUDA device is there; use cpu or auto")
+        raise FlashbackError("device (--device) is cuda, but there is no CUDA device; use cpu or auto")
     return torch.device(device)
 
 
@@ -56,12 +56,12 @@ def select_precision(config: RunConfig, device: torch.device) -> str:
 
 @contextmanager
 def prepared_device(config: RunConfig, device: torch.device, precision: str) -> Iterator[None]:
-    """`prepare_device` for a while: how the rest of a program computes is its own affair."""
+    """Call `prepare_device`, and restore the global switches of torch afterwards."""
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     switches = ((holder, name, getattr(holder, name)) for holder, name in SWITCHES)
-    before = list(switches) if device.type == "cuda" else []  # all that a CPU is prepared by are its threads
+    before = list(switches) if device.type == "cuda" else []
     prepare_device(config, device, precision)
     try:
         yield
@@ -74,10 +74,10 @@ def prepared_device(config: RunConfig, device: torch.device, precision: str) -> 
 
 
 def prepare_device(config: RunConfig, device: torch.device, precision: str) -> None:
-    """Deterministic by default; `fast` gives that up for speed.
+    """Set the switches of torch: deterministic unless `fast`.
 
-    On a CPU one thread, unless OMP_NUM_THREADS asks for more: sums depend on how many share them, small networks gain
-    little from a second one, and lose much where others use the machine.
+    A CPU run uses one thread unless OMP_NUM_THREADS is set: results depend on the number of threads, and small
+    networks gain little from a second one.
     """
     if device.type != "cuda":
         if "OMP_NUM_THREADS" not in os.environ:
@@ -85,18 +85,18 @@ def prepare_device(config: RunConfig, device: torch.device, precision: str) -> N
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
     torch.use_deterministic_algorithms(not config.fast)
-    # Deterministic mode also fills every new tensor, to expose reads of memory nobody wrote: a seventh of the step.
+    # Deterministic mode also fills every new tensor, which takes a seventh of the step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = config.fast
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
-# ---------------------------------------------------------------- what a record says of it
+# ---------------------------------------------------------------- records
 
 
 def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, precision: str) -> dict[str, Any]:
-    """The first part of run.json: where and with what a run is made. Equal `must_match` gives equal results.json."""
+    """The first part of run.json. Runs of equal settings and equal `must_match` give equal results."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "host": config.host.name,
@@ -127,24 +127,24 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
 
 
 def share_of(device: torch.device) -> dict[str, Any]:
-    """How much of the device a run has. Kernels are chosen by it, and sums depend on how many share them."""
+    """How much of the device a run has; the results depend on it."""
     if device.type == "cpu":
         return {"threads": torch.get_num_threads()}
     return {"portion": os.environ.get(PORTION, WHOLE)}
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in ("flashback-cl", "torch", "numpy"):
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:  # run from a source tree
-            found[package] = "source"
-    return found
+            versions[package] = "source"
+    return versions
 
 
 def commit() -> str | None:
-    """The commit of the source tree, where it is one."""
+    """The commit of the source tree, or None for an installed package."""
     here = Path(__file__).resolve()
 
     def git(*words: str) -> str:
@@ -152,7 +152,7 @@ def commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", here.name)  # an installed package may lie in a repository of another project
+        git("ls-files", "--error-unmatch", here.name)  # an installed package may lie in another repository
         return git("rev-parse", "HEAD") or None
     except (OSError, subprocess.SubprocessError):
         return None
@@ -160,7 +160,7 @@ def commit() -> str | None:
 
 @cache
 def source_digest() -> str:
-    """Of the code and recipes of this package: equal for equal code, committed or not."""
+    """A digest of the code and recipes of this package."""
     here = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(path for path in here.rglob("*") if path.suffix in (".py", ".yaml")):
@@ -168,27 +168,27 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def compare_surroundings(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
-    """Refuse other data and another kind of device; return what else differs from the beginning of the run."""
+def compare_environment(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
+    """Refuse other data and another kind of device; return what else differs from the start of the run."""
     before = folder.read_run()
     for key, sentence in (
-        ("data_checksum", "the data has changed since the run in {} began; start a new run"),
-        ("device_type", "the run in {} began on another kind of device; give --device {}"),
+        ("data_checksum", "the data have changed since the run in {} began; start a new run"),
+        ("device_type", "the run in {} began on another kind of device; use --device {}"),
     ):
         if before.get(key, facts[key]) != facts[key]:
             raise FlashbackError(sentence.format(folder.path, before[key]))
-    known = before.get("must_match")
-    differing = differing_keys(known, facts["must_match"]) if isinstance(known, dict) else []
+    must_match = before.get("must_match")
+    differing = differing_keys(must_match, facts["must_match"]) if isinstance(must_match, dict) else []
     differing += ["source"] if before.get("source", facts["source"]) != facts["source"] else []
     return differing
 
 
 def changed_on_resume(folder: RunFolder, differing: Sequence[str]) -> list[str]:
-    """What is known to have changed within a run that goes on; told when it has."""
+    """Everything that has changed since a run began; warns of what is new."""
     if differing:
         warnings.warn(
-            f"the run in {folder.path} goes on in other surroundings ({', '.join(differing)}), so it may end "
-            "differently",
+            f"the run in {folder.path} continues in another environment ({', '.join(differing)}), so its results may "
+            "differ",
             stacklevel=2,
         )
     earlier = folder.read_run().get("changed_on_resume")

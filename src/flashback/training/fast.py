@@ -1,7 +1,7 @@
-"""The fast step: on CUDA a whole training step is captured once as a graph, and replayed.
+"""The captured step: on CUDA a whole training step is captured once as a graph, and replayed.
 
-At the batch sizes of continual learning an eager step leaves a GPU waiting for Python most of the time. A replay
-launches everything at once: gather, augmentation, replay draws, teachers, student, losses, backward, update, hooks.
+At the batch sizes of continual learning an eager step leaves a GPU waiting for Python. A replay launches everything at
+once: gather, augmentation, replay draws, teachers, student, losses, backward, update, hooks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from flashback.training.step import TrainingStep
 
 Inputs = tuple[Tensor, Tensor | None]  # positions in the stream, and the images where they are not on the device
 COMPILE_FROM = 1_000_000  # images of a run
-EAGER_FIRST = 2  # real steps before a capture: they start up cuDNN, cuBLAS and the caches, and need not be undone
+EAGER_FIRST = 2  # steps before a capture, which initialise cuDNN, cuBLAS and the caches
 
 
 def make_step(host: Host, stage: Stage, stream: Stream, precision: str) -> TrainingStep:
-    """The captured step where it can be, the plain one elsewhere."""
+    """A captured step on CUDA, unless the configuration turns it off; otherwise a plain one."""
     captured = host.device.type == "cuda" and host.config.capture
     return (CapturedStep if captured else TrainingStep)(host, stage, stream, precision)
 
 
 def prepare_backbones(host: Host, networks: Iterable[nn.Module]) -> None:
-    """On CUDA, lay out backbones for tensor cores and, where it pays, mark them for compilation.
+    """On CUDA, lay out backbones for tensor cores and, in a long run, mark them for compilation.
 
-    Heads and losses stay uncompiled: their widths change from task to task, and each would compile anew.
+    Heads and losses stay uncompiled: their widths change from task to task.
     """
     if host.device.type != "cuda":
         return
@@ -47,7 +47,7 @@ def prepare_backbones(host: Host, networks: Iterable[nn.Module]) -> None:
 
 
 def compilation_pays(host: Host) -> bool:
-    """Compilation takes about a minute when it is not cached; a run must be long enough to win that back."""
+    """Compilation takes about a minute unless it is cached, so only a long run gains from it."""
     if host.config.compile is not None:
         return host.config.compile
     images = sum(len(task.train) for task in host.benchmark.tasks) * host.config.training.epochs
@@ -56,12 +56,12 @@ def compilation_pays(host: Host) -> bool:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all captures: cuBLAS keeps a workspace of 64 MiB for every stream it has ever run on."""
+    """One stream for all captures: cuBLAS keeps 64 MiB for every stream it has run on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class CapturedStep(TrainingStep):
-    """Captures one graph for each shape of step: the batch size, and what the stage's variant says."""
+    """Captures one graph for each shape of step: the batch size and the stage's variant."""
 
     def __init__(self, host: Host, stage: Stage, stream: Stream, precision: str) -> None:
         super().__init__(host, stage, stream, precision)
@@ -89,46 +89,45 @@ class CapturedStep(TrainingStep):
         self.preparation_seconds += time.monotonic() - began if self.capturing else 0.0
 
     def on_side_stream(self, inputs: Inputs) -> None:
-        """An eager step on the stream that captures later, as captures ask of what runs before them."""
+        """An eager step on the stream that captures later, as captures require."""
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side), self.compiled(inputs):
             self.descend(*inputs)
         torch.cuda.current_stream().wait_stream(self.side)
 
     def compiled(self, inputs: Inputs) -> AbstractContextManager[None]:
-        """Full batches run compiled code, before the capture as in it, so that both compute the same bits.
+        """Full batches run compiled code before the capture too, so that both compute the same bits.
 
-        Other sizes (the incomplete last batch, evaluation) change over tasks and would compile again and again, as
-        would steps beside a memory that fills.
+        Other batch sizes, and steps while a memory fills, would be compiled again and again.
         """
         full = len(inputs[0]) == self.stage.batch_size and not self.host.filling()
         stance: AbstractContextManager[None] = torch.compiler.set_stance("default" if full else "force_eager")
         return stance
 
     def capture(self, shape: object, inputs: Inputs) -> bool:
-        """Record a step without running it. What cannot be recorded is said once, and runs eagerly."""
+        """Record a step without running it; if that fails, warn once and run eagerly."""
         graph = torch.cuda.CUDAGraph()
         static: Inputs = (inputs[0].clone(), inputs[1].clone() if inputs[1] is not None else None)
         generator = self.host.generator
         before = generator.get_state()
         graph.register_generator_state(generator)
         try:
-            # What the thread that fetches images does meanwhile is none of the capture's business.
+            # The thread that fetches images must not break the capture.
             mode = "thread_local"
             with (
                 torch.cuda.graph(graph, pool=self.pool, stream=self.side, capture_error_mode=mode),
                 self.compiled(inputs),
             ):
                 self.descend(*static)
-        except Exception as error:  # a host from outside may do anything in its step
+        except Exception as error:  # a host's step may do anything
             self.capturing = False
-            self.graphs.clear()  # they draw from a generator that is given up below
-            side_stream.cache_clear()  # nobody else shall capture where a capture broke off
-            self.host.generator = torch.Generator(generator.device)  # the other one still believes in the capture
+            self.graphs.clear()  # they use the generator that is replaced below
+            side_stream.cache_clear()  # do not capture again on a stream where a capture failed
+            self.host.generator = torch.Generator(generator.device)  # the old one is still registered with the capture
             self.host.generator.set_state(before)
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             warnings.warn(
-                f"the step of stage '{self.stage.name}' cannot be captured, it runs eagerly: {reason}", stacklevel=2
+                f"the step of stage '{self.stage.name}' cannot be captured and runs eagerly: {reason}", stacklevel=2
             )
             return False
         self.graphs[shape] = (graph, static)

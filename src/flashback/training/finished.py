@@ -1,4 +1,4 @@
-"""Is the finished run that is asked for there already? One answer for a single run, a comparison and a sweep."""
+"""Find out whether a folder holds the finished run of a configuration."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from flashback.recipes import comparable, config_from_dict, resolved
 from flashback.records import RunRecord, check_settings, is_begun, is_finished, read_record
 from flashback.training.building import open_benchmark
 
-IGNORED = ("checkpoint",)  # sections of a configuration that change nothing of a run
+IGNORED = ("checkpoint",)  # sections of a configuration that do not change results
 
 
 def finished_run(
     folder: Path, config: Mapping[str, Any], checksum: str | None = None, data: str | Path | None = None
 ) -> RunRecord | None:
-    """The record of this very run, None where it is still to be made; any other run in the folder is an error.
+    """The record of this run, or None if it is not finished; another run in the folder is an error.
 
-    The same run has the same settings, the same code where its host or net comes from a file, and the same data where
-    their checksum is given. Where it is not, they are looked at only if the path of one's own is another than then.
+    A run is the same if its settings, the code of a host or net from outside, and the data are the same. Without a
+    checksum, the data are opened only if their path has changed.
     """
     if not is_begun(folder):
         return None
@@ -32,8 +32,8 @@ def finished_run(
     record = read_record(folder)
     if checksum is None and resolved(record.config)["benchmark"]["name"] != config["benchmark"]["name"]:
         checksum = open_benchmark(config_from_dict(config), data, labels_only=True).checksum
-    known = record.run.get("must_match")
-    before = known.get("code") if isinstance(known, dict) else None
+    must_match = record.run.get("must_match")
+    before = must_match.get("code") if isinstance(must_match, dict) else None
     now = external_code(config["host"]["name"], config["host"]["net"]).get("code")
     require(before == now, f"{folder} was made with other code of this host or net; {ANOTHER_FOLDER}")
     require(

@@ -1,4 +1,4 @@
-"""The first task, trained once: flashback begins with the second, so runs that differ in flashback alone share it."""
+"""Train the first task once: runs that differ only in flashback, which begins with the second task, share it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ from flashback.training.trainer import Observer, Position, RunState
 
 SHARED = ".first-tasks"  # the folder beside the runs of a comparison or a sweep
 AFTER_FIRST_TASK = Position(task=1)
-NO_MATTER = ("flashback", "checkpoint")  # sections of a configuration that do not touch the first task
+IRRELEVANT = ("flashback", "checkpoint")  # sections of a configuration that do not affect the first task
 
 
 def first_task_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {section: values for section, values in config.items() if section not in NO_MATTER}
+    return {section: values for section, values in config.items() if section not in IRRELEVANT}
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """Where runs that agree in their first task leave what it led to, and find it."""
+class FirstTaskCache:
+    """The state after the first task, for runs that agree in everything that leads to it."""
 
     folder: Path
 
     @classmethod
-    def of(cls, shared: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Beginning:
-        """Equal settings on equal data in equal surroundings lead to the same bits."""
-        around = [facts[name] for name in ("must_match", "source", "data_checksum")]
-        return cls(shared / digest_of([first_task_settings(config), *around]))
+    def of(cls, shared: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> FirstTaskCache:
+        environment = [facts[name] for name in ("must_match", "source", "data_checksum")]
+        return cls(shared / digest_of([first_task_settings(config), *environment]))
 
-    def leave(self, state: RunState, log: bytes) -> None:
-        """The first run that gets here leaves its state; without room for it nothing is lost but time.
+    def store(self, state: RunState, log: bytes) -> None:
+        """Store the state unless it is there; without space for it only time is lost.
 
-        Under another name until it is whole: one that was killed meanwhile must not stand in the way of others.
+        It is written under a temporary name first, so that a killed process leaves nothing in the way of others.
         """
         if self.folder.exists():
             return
@@ -52,8 +51,8 @@ class Beginning:
                 Checkpoints(Path(part), CheckpointConfig(), lambda: len(log)).write(of_any_arm(state))
                 Path(part).rename(self.folder)
 
-    def find(self) -> tuple[RunState, bytes] | None:
-        """The state and the log of the run that left them; whatever is in the way, the task can be trained."""
+    def load(self) -> tuple[RunState, bytes] | None:
+        """The stored state and log; None if there is none that can be used, and the task has to be trained."""
         with suppress(OSError, ValueError, FlashbackError):
             log = read_file(self.folder / LOG, LARGEST_RECORD)
             state = Checkpoints(self.folder, CheckpointConfig()).load()
@@ -63,17 +62,14 @@ class Beginning:
 
 
 def of_any_arm(state: RunState) -> RunState:
-    """Flashback notes that it has no bytes of plastic knowledge yet; its host would not."""
+    """Remove the entry of 0 bytes of plastic knowledge, which only the flashback arm has."""
     history = state.values["history"]
-    known = {name: size for name, size in history["bytes"].items() if size}
-    return RunState(state.tensors, {**state.values, "history": {**history, "bytes": known}})
+    sizes = {name: size for name, size in history["bytes"].items() if size}
+    return RunState(state.tensors, {**state.values, "history": {**history, "bytes": sizes}})
 
 
-def tell_earlier(log: bytes, observers: Sequence[Observer]) -> None:
-    """What happened before, for observers that were not there; whoever measures time passes it over.
-
-    A log that was torn gives what it has.
-    """
+def replay_log(log: bytes, observers: Sequence[Observer]) -> None:
+    """Report logged events to observers, marked as earlier; torn lines are skipped."""
     for line in log.decode(errors="replace").splitlines():
         try:
             event = json.loads(line)

@@ -1,4 +1,4 @@
-"""From a configuration to a finished run, with its record on disk."""
+"""Run a configuration, with its record on disk; continue a run; load a trained host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flashback.training.building import build_method, check_loaded, explaining_f
 from flashback.training.checkpoints import Checkpoints, Models, TeeCheckpointer
 from flashback.training.environment import (
     changed_on_resume,
-    compare_surroundings,
+    compare_environment,
     describe,
     prepared_device,
     select_device,
@@ -32,7 +32,7 @@ from flashback.training.environment import (
 )
 from flashback.training.evaluation import host_of
 from flashback.training.finished import IGNORED, finished_run
-from flashback.training.first_task_cache import AFTER_FIRST_TASK, Beginning, tell_earlier
+from flashback.training.first_task_cache import AFTER_FIRST_TASK, FirstTaskCache, replay_log
 from flashback.training.result import History, TrainingResult
 from flashback.training.trackers import check_tracker, tracking
 from flashback.training.trainer import Checkpointer, Event, Observer, RunState, Trainer
@@ -52,16 +52,31 @@ def run(
     progress: bool = False,
     other_code: bool = False,
 ) -> TrainingResult:
-    """Run a configuration. With `out`, leave config.yaml, run.json, log.jsonl and results.json there.
+    """Train and evaluate what a configuration describes.
 
-    A folder that holds an unfinished run of the same configuration is continued exactly where it stopped; of a
-    finished one the result is read from its record, and nothing is trained.
-    `observers` are told every event, and so are the trackers named in `track`; `first_tasks` is a folder where runs
-    that differ in flashback alone leave and find their first task; `progress` prints a line for every task learned.
-    A run that began with other code of its own host or net starts anew, unless `other_code` lets it go on.
+    With `out`, the run leaves config.yaml, run.json, log.jsonl and results.json there. An unfinished run of the same
+    configuration in that folder is continued exactly; the result of a finished one is read from its record.
+
+    Args:
+        config: What `configure` returns.
+        out: The folder of the run; None keeps nothing on disk.
+        data: The folder of the datasets.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        observers: Functions that are called with every event of the run.
+        track: Trackers to report to: tensorboard, wandb, mlflow.
+        first_tasks: A folder in which runs that differ only in flashback share their first task.
+        progress: Print a line after every task.
+        other_code: Continue a run that began with other code of a host or net from outside; otherwise it starts again.
+
+    Returns:
+        Accuracy matrices and metrics.
+
+    Raises:
+        FlashbackError: If the configuration cannot run, or the folder holds another run.
+        Interrupted: If a signal stopped the run; the same call continues it.
     """
     require(isinstance(config, RunConfig), "fb.run takes a configuration; make one with fb.configure(host, benchmark)")
-    require(out is not None or not track, "trackers write into the folder of a run; give one (out)")
+    require(out is not None or not track, "trackers write into the folder of a run; give one (out=)")
     for name in track:
         check_tracker(name)
     device = select_device(device)
@@ -70,7 +85,7 @@ def run(
     benchmark = open_benchmark(config, data)
     if out is not None and (record := finished_run(Path(out), to_dict(config), benchmark.checksum)) is not None:
         return TrainingResult.from_record(record)
-    observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
+    observers = [*observers, *([task_printer(benchmark)] if progress else [])]
     with prepared_device(config, device, precision), explaining_failures():
         method = build_method(config, benchmark, device)
         if out is None:
@@ -88,26 +103,39 @@ def train(
     *,
     progress: bool = False,
 ) -> TrainingResult:
-    """Train a host, bare or wrapped, with the precision and determinism its configuration asks for.
+    """Train a host on every task of its benchmark, and leave it in evaluation mode.
 
-    The host is left in evaluation mode. `progress` prints a line for every task learned. Nothing is kept on disk and a
-    run that is stopped is lost: `run` keeps a record and goes on.
+    `train` keeps nothing on disk; use `run` for a resumable run.
+
+    Args:
+        method: A host, or `Flashback(host)`.
+        benchmark: The benchmark the host was built for; None: the same.
+        observers: Functions that are called with every event of the run.
+        progress: Print a line after every task.
+
+    Returns:
+        Accuracy matrices and metrics.
+
+    Raises:
+        FlashbackError: If the host is trained already, or was built for another benchmark.
     """
     host = host_of(method, "fb.train")
     require(
         isinstance(method, Flashback) or not host.config.flashback.enabled,
-        "the configuration of this host asks for flashback; train fb.Flashback(host), or give the configuration to "
-        "fb.run",
+        "this host's configuration enables flashback; train fb.Flashback(host), or give the configuration to fb.run",
     )
     benchmark = host.benchmark if benchmark is None else benchmark
     check_loaded(benchmark, "fb.train")
-    own, given = (
+    expected, given = (
         (each.checksum, each.order, each.sizes, each.validation, each.validation_seed)
         for each in (host.benchmark, benchmark)
     )
-    require(own == given, f"this host was built for another benchmark ({host.benchmark.name}); build one for this one")
+    require(
+        expected == given,
+        f"this host was built for another benchmark ({host.benchmark.name}); build one for this benchmark",
+    )
     precision = select_precision(host.config, host.device)
-    observers = [*observers, *([tell_tasks(benchmark)] if progress else [])]
+    observers = [*observers, *([task_printer(benchmark)] if progress else [])]
     with prepared_device(host.config, host.device, precision), explaining_failures():
         result = Trainer(method, benchmark, observers, precision=precision).run()
     host.eval()
@@ -115,20 +143,18 @@ def train(
 
 
 def accuracy_so_far(event: Event) -> float:
-    """Of an evaluation: class-incremental, by the host's own classifier, the mean over the tasks learned."""
+    """The mean class-incremental accuracy over the tasks learned, of an evaluation event."""
     row: list[float] = next(iter(event["accuracy"].values()))["class_incremental"]
     return sum(row) / len(row)
 
 
-def tell_tasks(benchmark: Benchmark) -> Observer:
-    """Prints how far a run is."""
-
-    def tell(event: Event) -> None:
+def task_printer(benchmark: Benchmark) -> Observer:
+    def print_task(event: Event) -> None:
         if event["event"] == "evaluation":
             where = f"task {event['task'] + 1} of {len(benchmark.tasks)}"
             print(f"{where}: average accuracy {accuracy_so_far(event):.1f} %", flush=True)
 
-    return tell
+    return print_task
 
 
 def _run_in_folder(
@@ -143,15 +169,15 @@ def _run_in_folder(
 ) -> TrainingResult:
     host = method.host
     facts = describe(host.config, benchmark, host.device, precision)
-    differing = compare_surroundings(folder, facts)
+    differing = compare_environment(folder, facts)
     checkpoints = Checkpoints(folder.path / CHECKPOINT, host.config.checkpoint, folder.log_size)
     models = Models(checkpoints.folder, host.config.checkpoint, len(benchmark.tasks))
     checkpointer: Checkpointer = TeeCheckpointer(checkpoints, models.due, models.keep)
     state = checkpoints.load()
     if state is not None and "code" in differing and not other_code:
-        # One run is the work of one code: its arms and seeds would not be comparable. Only `resume` goes on with it.
+        # A run of mixed code would not be comparable with others; only `resume` continues it.
         warnings.warn(
-            f"the run in {folder.path} began with other code of its host or net: it starts anew", stacklevel=2
+            f"the run in {folder.path} began with other code of its host or net and starts again", stacklevel=2
         )
         checkpoints.tidy(kept=0)
         folder.write_run({})
@@ -159,18 +185,18 @@ def _run_in_folder(
     resumed = state is not None
     facts["changed_on_resume"] = changed_on_resume(folder, differing) if resumed else []
     facts["took_over_first_task"] = resumed and folder.read_run().get("took_over_first_task", False)
-    # A run that went on in other surroundings is no longer what its settings and surroundings make it.
+    # A run that continued in another environment no longer follows from its settings alone.
     if first_tasks is not None and len(benchmark.tasks) > 1 and not facts["changed_on_resume"]:
-        beginning = Beginning.of(first_tasks, to_dict(host.config), facts)
+        cache = FirstTaskCache.of(first_tasks, to_dict(host.config), facts)
         checkpointer = TeeCheckpointer(
             checkpointer,
             lambda position: position == AFTER_FIRST_TASK,
-            lambda left: beginning.leave(left, folder.read_log()),
+            lambda state: cache.store(state, folder.read_log()),
         )
-        if state is None and (found := beginning.find()):
-            state, log = found
+        if state is None and (cached := cache.load()):
+            state, log = cached
             folder.write_log(log)
-            tell_earlier(log, observers)
+            replay_log(log, observers)
             facts["took_over_first_task"] = True
             if models.due(AFTER_FIRST_TASK):
                 models.keep(state)
@@ -178,7 +204,7 @@ def _run_in_folder(
     folder.cut_log(state.values["log_bytes"] if state else 0)
     with tracking(track, host.config, folder.path, resumed) as trackers:
         if state and trackers:
-            tell_earlier(folder.read_log(), trackers)
+            replay_log(folder.read_log(), trackers)
         trainer = Trainer(method, benchmark, [folder.log, *observers, *trackers], checkpointer, precision)
         if state:
             trainer.resume(state)
@@ -186,16 +212,28 @@ def _run_in_folder(
             result = trainer.run()
         folder.write_run({**facts, **spent(trainer.history)})
         folder.write_results(result.as_dict())
-        checkpoints.tidy(kept=1)  # the last one holds the trained model; nothing will go on from the one before
+        checkpoints.tidy(kept=1)  # the last one holds the trained model
     return result
 
 
 def resume(path: str | Path, *, host_file: HostFiles = None, **options: Any) -> TrainingResult:
-    """Continue the unfinished run of a folder, by what the folder holds alone; options are those of `run`."""
+    """Continue the unfinished run of a folder with the configuration it holds.
+
+    Args:
+        path: The folder of the run.
+        host_file: Python files that register hosts or nets of your own.
+        options: Options of `run`, such as `device`, `observers` and `track`.
+
+    Returns:
+        Accuracy matrices and metrics, equal to those of a run that was never stopped.
+
+    Raises:
+        FlashbackError: If the folder holds no run, or a finished one, or the run does not fit the data or the device.
+    """
     find_hosts(host_file)
     require(not Path(path).is_file(), f"{path} is a file; give the folder of the run, {Path(path).parent}")
     config = config_from_dict(read_config(Path(path)))
-    require(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to go on with")
+    require(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to resume")
     return run(config, out=path, other_code=True, **options)
 
 
@@ -207,34 +245,44 @@ def load_trained(
     host_file: HostFiles = None,
     after_tasks: int | None = None,
 ) -> Host:
-    """The host of a finished run as it was at the end, in evaluation mode, from the run's folder alone.
+    """Load the trained host of a run from the run's folder, in evaluation mode.
 
-    With `after_tasks`, as it was after so many tasks: 1 is after the first. A run keeps these models where
-    `checkpoint.tasks` asks for them.
-    The data are opened when images of `host.benchmark` are looked at. Those of one's own that are no longer where they
-    were are looked for in the folder `data`.
+    The data are opened only when images of `host.benchmark` are used.
+
+    Args:
+        folder: The folder of the run.
+        data: A folder in which to look for data files that have moved.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        host_file: Python files that register hosts or nets of your own.
+        after_tasks: Load the host as it was after so many tasks; runs keep these models with `checkpoint.tasks=true`.
+
+    Returns:
+        The host.
+
+    Raises:
+        FlashbackError: If the folder holds no trained model.
     """
     find_hosts(host_file)
     path, target = Path(folder), select_device(device)
     config, record = config_from_dict(read_config(path)), RunFolder(path).read_run()
 
     def open_data() -> Benchmark:
-        found = open_benchmark(config, data)
-        same = record.get("data_checksum", found.checksum) == found.checksum
-        require(same, f"the run in {path} was made on other data than those found; give its own")
-        return found
+        benchmark = open_benchmark(config, data)
+        same = record.get("data_checksum", benchmark.checksum) == benchmark.checksum
+        require(same, f"the data differ from those of the run in {path}; give the same data")
+        return benchmark
 
-    benchmark = benchmark_from_record(record, open_data) or open_data()  # records of old say too little of the data
+    benchmark = benchmark_from_record(record, open_data) or open_data()  # old records say too little
     with prepared_device(config, target, "fp32"), explaining_failures():
         trainer = Trainer(build_method(config, benchmark, target), benchmark)
         trainer.resume(kept_state(path, config, len(benchmark.tasks), after_tasks))
     if after_tasks is not None:
-        trainer.host.enter(benchmark.tasks[after_tasks - 1])  # it has learned no more
+        trainer.host.enter(benchmark.tasks[after_tasks - 1])
     return trainer.host.eval()
 
 
 def kept_state(path: Path, config: RunConfig, tasks: int, after_tasks: int | None = None) -> RunState:
-    """The state of a run at its end, or after so many of its tasks."""
+    """The state at the end of a run, or after so many of its tasks."""
     models = Models(path / CHECKPOINT, config.checkpoint, tasks)
     wanted = tasks if after_tasks is None else after_tasks
     require(
@@ -246,20 +294,20 @@ def kept_state(path: Path, config: RunConfig, tasks: int, after_tasks: int | Non
     if state is not None and state.values["position"]["task"] == wanted:
         return state
     if wanted < tasks:
-        others = f"; there are those after {', '.join(map(str, models.kept()))}" if models.kept() else ""
+        others = f"; it has those after {', '.join(map(str, models.kept()))}" if models.kept() else ""
         raise FlashbackError(
-            f"{path} does not hold the model after {wanted} of {tasks} tasks{others}; a run keeps them with --set "
-            "checkpoint.tasks=true, given from its beginning"
+            f"{path} does not hold the model after {wanted} of {tasks} tasks{others}; a run keeps them if it starts "
+            "with --set checkpoint.tasks=true"
         )
     if not is_finished(path):
-        raise FlashbackError(f"the run in {path} is not finished; `flashback resume {path}` goes on with it")
-    raise FlashbackError(f"{path} has lost the checkpoint of its model; train it again, into another folder")
+        raise FlashbackError(f"the run in {path} is not finished; `flashback resume {path}` continues it")
+    raise FlashbackError(f"{path} has lost the checkpoint of its model; train it again in another folder")
 
 
 def spent(history: History) -> dict[str, Any]:
     """The second part of run.json: what the run cost."""
     return {
-        "steps": sum(entry["steps"] for entry in history.budget),
+        "steps": history.steps,
         "images": sum(entry["images"] for entry in history.budget),
         "budget": history.budget,
         "knowledge_bytes": history.bytes,

@@ -1,4 +1,4 @@
-"""One training step: gather, augment, forward, losses, backward, hook, update, hook. It is made nowhere but here."""
+"""The training step: gather, augment, forward, losses, backward, hook, update, hook."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ADAMS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 def build_optimiser(stage: Stage) -> torch.optim.Optimizer:
-    """A fresh optimiser. Its state starts as zeros, which equals none yet and keeps its structure fixed."""
+    """A new optimiser whose state exists from the start, as zeros, so that its structure is fixed."""
     settings, parameters = stage.optimisation, stage.parameters()
     if not parameters:
-        raise FlashbackError(f"the stage '{stage.name}' has no parameters to train; give it some, or leave it out")
+        raise FlashbackError(f"the stage '{stage.name}' has no parameters to train; give it some, or remove the stage")
     on_cuda = parameters[0].is_cuda
     common: dict[str, Any] = {
-        # On CUDA the rate is a tensor on the device: a captured step reads the present value.
+        # On CUDA the rate is a tensor on the device, so that a captured step reads the current value.
         "lr": torch.tensor(settings.lr, device=parameters[0].device) if on_cuda else settings.lr,
         "weight_decay": settings.weight_decay,
         "foreach": not on_cuda,
@@ -58,7 +58,7 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 
 class TrainingStep:
-    """Runs a stage's step on the images at given positions of its stream, and sums the loss terms on the device."""
+    """One step of a stage on images of its stream; loss terms are summed on the device."""
 
     def __init__(self, host: Host, stage: Stage, stream: Stream, precision: str) -> None:
         self.host, self.stage, self.stream, self.precision = host, stage, stream, precision
@@ -69,7 +69,7 @@ class TrainingStep:
         self.finite_steps = torch.zeros((), device=host.device)  # steps of this epoch until one was not
 
     def __call__(self, indices: Tensor, raw: Tensor | None = None) -> None:
-        """One step on the images at these positions; `raw` holds them where they are not on the device already."""
+        """Train on the images at these positions; `raw` holds them if they are not on the device."""
         self.descend(indices, raw)
 
     def descend(self, indices: Tensor, raw: Tensor | None = None) -> None:
@@ -94,7 +94,7 @@ class TrainingStep:
         return torch.autocast(self.host.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def accumulate(self, terms: Mapping[str, Tensor], total: Tensor, images: int) -> None:
-        over = self.finite == 0  # after the first step that was not finite: its terms alone are to show why
+        over = self.finite == 0  # only the terms of the first step that was not finite are kept
         for name, value in terms.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), device=self.host.device)
@@ -103,37 +103,37 @@ class TrainingStep:
         self.finite_steps += self.finite
 
     def read_means(self, images: int) -> dict[str, float]:
-        """The mean of every loss term over an epoch; starts the next sums."""
+        """The mean of every loss term over the epoch; resets the sums."""
         means = {name: float(value) / images for name, value in sorted(self.sums.items())}
         for value in (*self.sums.values(), self.finite_steps):
             value.zero_()
         return means
 
     def check_finite(self, epoch: int) -> None:
-        """Refuse to go on, or to be saved, once a loss was not a number, or a step has left weights that are none."""
+        """Raise an error if a loss or a weight is not finite."""
         where = f"in {self.stage.name} of task {self.host.task.index + 1}, epoch {epoch + 1}"
         if not float(self.finite):
             broken = [name for name, value in self.sums.items() if not math.isfinite(float(value))]
             raise FlashbackError(
-                f"the loss is not finite any more: {' and '.join(broken) or 'the total'} {where}, "
+                f"the loss is no longer finite: {' and '.join(broken) or 'the total'} {where}, "
                 f"step {int(self.finite_steps) + 1}; {self.remedy()}"
             )
         if not bool(torch.stack([parameter.isfinite().all() for parameter in self.stage.parameters()]).all()):
-            raise FlashbackError(f"the weights are not finite any more {where}; {self.remedy()}")
+            raise FlashbackError(f"the weights are no longer finite {where}; {self.remedy()}")
 
     def remedy(self) -> str:
-        """A quadratic hold diverges when the rate is too great for it, so a lower strength helps as well."""
+        """Quadratic penalties also diverge if their strength is too large for the rate."""
         return f"lower training.lr{' or host.strength' if hasattr(self.host.settings, 'strength') else ''}"
 
     def state(self) -> dict[str, Tensor]:
-        """What the optimiser remembers, such as momentum, and unread sums, for a checkpoint."""
-        remembered = {
-            f"{name.removesuffix('_buffer')}.{k}": tensor  # momentum, as older checkpoints call it
+        """The state of the optimiser and the sums, for a checkpoint."""
+        optimiser = {
+            f"{name.removesuffix('_buffer')}.{k}": tensor  # older checkpoints say momentum
             for k, parameter in enumerate(self.optimiser.param_groups[0]["params"])
             for name, tensor in self.optimiser.state[parameter].items()
         }
         counts = {"finite": self.finite, "finite_steps": self.finite_steps}
-        return remembered | counts | {f"sums.{name}": value for name, value in self.sums.items()}
+        return optimiser | counts | {f"sums.{name}": value for name, value in self.sums.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         for name in state:
@@ -143,17 +143,17 @@ class TrainingStep:
 
 
 def checked(terms: Any, host: str) -> Mapping[str, Tensor]:
-    """What a host gives as its losses: named numbers."""
+    """Check that a host's losses are named scalars with gradients."""
     if not isinstance(terms, Mapping) or not terms:
         raise FlashbackError(
-            f"the losses of {host} are named terms, such as {{'task': loss}}, not {type(terms).__name__}"
+            f"the losses of {host} must be named terms, such as {{'task': loss}}, not {type(terms).__name__}"
         )
     for name, value in terms.items():
         if not isinstance(value, Tensor) or value.ndim:
             given = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise FlashbackError(f"the loss term '{name}' of {host} is one number in a tensor, not {given}")
+            raise FlashbackError(f"the loss term '{name}' of {host} must be a scalar tensor, not {given}")
     if not any(value.requires_grad for value in terms.values()):
-        raise FlashbackError(f"no loss term of {host} depends on what it trains; is one of them detached?")
+        raise FlashbackError(f"no loss term of {host} depends on trained parameters; is one of them detached?")
     return terms
 
 

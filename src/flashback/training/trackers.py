@@ -1,7 +1,7 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. None is needed; each is imported only when asked for.
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow; each is imported only when it is used.
 
-A run that is resumed goes on in the same run of a tracker. It is told all that happened up to the checkpoint, and then
-what happens, so whatever was lost comes again; that nothing is shown twice is up to each tracker.
+A resumed run continues in the same run of its tracker. Events up to the checkpoint are reported again, so nothing
+is lost; each tracker makes sure that nothing appears twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flashback.training.trainer import Event, Observer
 
 @dataclass(frozen=True)
 class Tracker:
-    """One run in a tracker: values by name at a step and a time, its end, and the name by which it is found again."""
+    """One run in a tracker: report values at a step and a time, close it, and the id to continue it by."""
 
     report: Callable[[dict[str, float], int, float], None]
     close: Callable[[], None]
@@ -35,36 +35,36 @@ class Tracker:
 
 @contextmanager
 def tracking(names: Sequence[str], config: RunConfig, folder: Path, resumed: bool = False) -> Iterator[list[Observer]]:
-    """Observers that hand every loss term and accuracy to trackers, which are closed at the end of the run.
+    """Observers that report losses and accuracies to trackers, which are closed at the end.
 
-    One that is resumed goes on in the same run of each tracker, one that begins from nothing has a new one.
+    A resumed run continues in the same run of each tracker; a new one starts a new run.
     """
     if not resumed:
         (folder / TRACKERS).unlink(missing_ok=True)
-    known = read_identities(folder)
+    identities = read_identities(folder)
     with ExitStack() as opened:
         observers: list[Observer] = []
         for name in names:
             check_tracker(name)
-            tracker = OPENERS[name](config, folder, known.get(name))
+            tracker = OPENERS[name](config, folder, identities.get(name))
             opened.callback(tracker.close)
             if tracker.identity is not None:
-                known[name] = tracker.identity
-                RunFolder(folder).write(TRACKERS, json.dumps(known) + "\n")
-            observers.append(handing_to(tracker))
+                identities[name] = tracker.identity
+                RunFolder(folder).write(TRACKERS, json.dumps(identities) + "\n")
+            observers.append(reporter(tracker))
         yield observers
 
 
 def read_identities(folder: Path) -> dict[str, str]:
-    """By which names trackers know the run of a folder; without them it is a new one."""
+    """The ids by which trackers know the run of a folder."""
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_file(folder / TRACKERS, LARGEST_CONFIG))
-        if isinstance(found, dict):
-            return {name: own for name, own in found.items() if isinstance(own, str) and IDENTITY.fullmatch(own)}
+        document = json.loads(read_file(folder / TRACKERS, LARGEST_CONFIG))
+        if isinstance(document, dict):
+            return {name: key for name, key in document.items() if isinstance(key, str) and IDENTITY.fullmatch(key)}
     return {}
 
 
-def handing_to(tracker: Tracker) -> Observer:
+def reporter(tracker: Tracker) -> Observer:
     def observe(event: Event) -> None:
         values = tracked_values(event)
         if values:
@@ -74,7 +74,7 @@ def handing_to(tracker: Tracker) -> Observer:
 
 
 def tracked_values(event: Event) -> dict[str, float]:
-    """The numbers of an event by name: losses and rate of an epoch, accuracies of an evaluation."""
+    """Losses and rate of an epoch event, accuracies of an evaluation event."""
     if event["event"] == "epoch":
         losses = {f"loss/{name}": value for name, value in event["losses"].items()}
         return {**losses, "rate": event["lr"]}
@@ -100,7 +100,7 @@ def needed(package: str, tracker: str) -> Any:
 
 
 def tensorboard(config: RunConfig, folder: Path, known: str | None) -> Tracker:
-    """Whatever was written into the folder before is told again, or does not count."""
+    """Earlier events are purged and reported again."""
     writer = needed(PACKAGES["tensorboard"], "tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=0)
 
     def report(values: dict[str, float], step: int, when: float) -> None:
@@ -114,8 +114,7 @@ def tensorboard(config: RunConfig, folder: Path, known: str | None) -> Tracker:
 def wandb(config: RunConfig, folder: Path, known: str | None) -> Tracker:
     """Online or offline as WANDB_MODE says.
 
-    Its own steps, which must never fall or repeat, are the numbers of the events: an epoch and an evaluation may come
-    at the same step of the run.
+    Its step is the number of the event, because an epoch and an evaluation may share a training step.
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = needed("wandb", "wandb").init(
@@ -133,7 +132,7 @@ def wandb(config: RunConfig, folder: Path, known: str | None) -> Tracker:
 
 
 def mlflow(config: RunConfig, folder: Path, known: str | None) -> Tracker:
-    """To the server that MLFLOW_TRACKING_URI names, or into the folder of the run."""
+    """To the server of MLFLOW_TRACKING_URI, or into the folder of the run."""
     client = needed("mlflow", "mlflow")
     own_store = not client.is_tracking_uri_set()
     if own_store:
@@ -157,13 +156,13 @@ def mlflow(config: RunConfig, folder: Path, known: str | None) -> Tracker:
     def close() -> None:
         client.end_run()
         if own_store:
-            client.set_tracking_uri("")  # the next run of this process has a folder of its own
+            client.set_tracking_uri("")  # the next run of this process uses another folder
 
     return Tracker(report, close, identity)
 
 
 def mlflow_run(client: Any, known: str | None, name: str) -> Any:
-    """The run of that identity; a new one where the server has none, or has it no more."""
+    """Continue the known run, or start a new one if the server does not have it."""
     if known is not None:
         with suppress(client.MlflowException):
             return client.start_run(run_id=known)
@@ -171,7 +170,7 @@ def mlflow_run(client: Any, known: str | None, name: str) -> Any:
 
 
 IDENTITY = re.compile(r"[\w.-]{1,128}")
-PACKAGES = {"tensorboard": "torch.utils.tensorboard"}  # where it has another name than the tracker
+PACKAGES = {"tensorboard": "torch.utils.tensorboard"}  # where its name differs from the tracker's
 OPENERS: dict[str, Callable[[RunConfig, Path, str | None], Tracker]] = {
     "tensorboard": tensorboard,
     "wandb": wandb,

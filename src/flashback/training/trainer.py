@@ -1,4 +1,4 @@
-"""The trainer runs stages. It owns optimiser, schedule, step, evaluation and the count of what was spent."""
+"""The trainer runs the stages of a host task by task, evaluates it, and can save and resume its state."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from flashback.hosts.stages import Stage
 from flashback.plugin import Flashback
 from flashback.seeds import (
     derive_seed,
+    isolated_layer_randomness,
     layer_randomness,
-    own_layer_randomness,
     seeded_initialisation,
     set_layer_randomness,
 )
@@ -34,7 +34,7 @@ Observer = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: before `step` of `epoch` of a stage (`begun`), or between stages."""
+    """A position in a run: before `step` of `epoch` of a stage if `begun`, otherwise between stages."""
 
     task: int = 0
     stage: int = 0
@@ -45,21 +45,29 @@ class Position:
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything needed to go on: tensors by name, and plain values."""
+    """Everything needed to continue: tensors by name, and plain values."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
 
 
 class Checkpointer(Protocol):
-    """Keeps checkpoints; asked after every step and every stage."""
+    """Decides when to save, and saves; asked after every step and every stage."""
 
     def due(self, position: Position) -> bool: ...
     def save(self, state: RunState) -> None: ...
 
 
 class Trainer:
-    """Trains a host, bare or wrapped by Flashback, on a benchmark, task after task."""
+    """Trains a host on a benchmark, task by task; `train` and `run` set the device up and use it.
+
+    Args:
+        method: A host, or `Flashback(host)`.
+        benchmark: The benchmark that the host was built for.
+        observers: Functions that are called with every event.
+        checkpointer: Decides when the state is saved, and saves it.
+        precision: "fp32", "tf32" or "bf16".
+    """
 
     def __init__(
         self,
@@ -83,9 +91,10 @@ class Trainer:
     # ------------------------------------------------------------ the whole run
 
     def run(self) -> TrainingResult:
-        self.take_host()
-        # The captured step alone compiles, for its full batches.
-        with torch.compiler.set_stance("force_eager"), own_layer_randomness(self.host.device):
+        """Train from the current position to the end and return the result."""
+        self.claim_host()
+        # Only the captured step compiles, for full batches.
+        with torch.compiler.set_stance("force_eager"), isolated_layer_randomness(self.host.device):
             return self._run()
 
     def _run(self) -> TrainingResult:
@@ -103,7 +112,7 @@ class Trainer:
         if self.position == Position(task.index):
             self.emit("task", classes=len(task.classes), tasks=len(self.benchmark.tasks))
             if task.index > 0:
-                # Before the host begins the task: imprinting and the like would look at it already.
+                # Before the host begins the task, since imprinting would look at its images.
                 self.history.add_zero_shot(evaluate_unlearned(self.host, [task]))
         stages = self.method.stages()
         for index in range(self.position.stage, len(stages)):
@@ -131,7 +140,7 @@ class Trainer:
         self.host.train()
         self.step = make_step(self.host, stage, stream, self.precision)
         if self.position.begun:
-            self.take_over_step()
+            self.restore_step()
         else:
             self.seed_generators(*key)
             self.history.budget.append({"task": task.index, "stage": stage.name, "steps": 0, "images": 0})
@@ -160,7 +169,7 @@ class Trainer:
             self.move(replace(self.position, epoch=epoch, step=self.position.step + 1))
         self.step.check_finite(epoch)
         stage.after_epoch(epoch)
-        terms = self.step.read_means(len(stream))  # waits for the device, so the clock tells the truth
+        terms = self.step.read_means(len(stream))  # waits for the device, so the time is right
         self.count_training()
         self._trained_until = None
         self.emit("epoch", stage=stage.name, epoch=epoch, epochs=stage.epochs, lr=rate, losses=terms)
@@ -168,8 +177,8 @@ class Trainer:
 
     # ------------------------------------------------------------ small parts
 
-    def take_host(self) -> None:
-        """A host that another trainer has changed is refused; one's own is continued."""
+    def claim_host(self) -> None:
+        """Refuse a host that another trainer has trained."""
         if not self._began:
             self.host.check_untrained()
         self._began = self.host.trained = True
@@ -181,7 +190,7 @@ class Trainer:
         prepare_backbones(self.host, self.method.networks())
 
     def seed_generators(self, *key: object) -> None:
-        """The host's own, which augmentation and draws from a memory use, and those of layers such as dropout."""
+        """Seed the host's generator (augmentation, draws from a memory) and torch's (layers such as dropout)."""
         self.host.generator.manual_seed(derive_seed(*key))
         torch.manual_seed(derive_seed(*key, "layers"))
 
@@ -190,11 +199,11 @@ class Trainer:
             self.history.bytes[name] = max(size, self.history.bytes.get(name, 0))
 
     def training_clock(self) -> float:
-        """Stands still during captures and compilations."""
+        """A clock that stops during captures and compilations."""
         return time.monotonic() - (self.step.preparation_seconds if self.step is not None else 0.0)
 
     def count_training(self) -> None:
-        """Within an epoch, add the time since the last count."""
+        """Within an epoch, add the time since the last call."""
         if self._trained_until is not None:
             now = self.training_clock()
             self.history.training_seconds += now - self._trained_until
@@ -235,8 +244,8 @@ class Trainer:
 
     @torch.no_grad()
     def resume(self, state: RunState) -> None:
-        """Go on from a saved state: build the structure that stood then, and copy the tensors into it."""
-        self.take_host()
+        """Restore a saved state: rebuild the structure of that moment and copy the tensors into it."""
+        self.claim_host()
         self.position = Position(**state.values["position"])
         self.history = History(**state.values["history"])
         for task in self.benchmark.tasks[: self.position.task + 1]:
@@ -248,12 +257,12 @@ class Trainer:
                 self.allocate(stage)
         copy_tensors(self.host.state_dict(), select(state.tensors, "host"))
         self.method.load_extra_state(select(state.tensors, "method"))
-        self._resumed = state if self.position.begun else None  # what the step has left to take over
+        self._resumed = state if self.position.begun else None  # for the step, once it exists
 
     def random_state(self) -> dict[str, Tensor]:
         return {"generator": self.host.generator.get_state(), **layer_randomness(self.host.device)}
 
-    def take_over_step(self) -> None:
+    def restore_step(self) -> None:
         assert self._resumed is not None
         assert self.step is not None
         self.step.load(select(self._resumed.tensors, "step"))
