@@ -30,12 +30,15 @@ def per_image(self: Host, step: Any) -> Any:
         (None, "mine has no losses; give its class a method losses"),
         (
             lambda self, step: step.output.logits.sum(),
-            "losses of mine must be named terms, such as {'task': loss}, not Te",
+            "losses of mine must be named terms, such as",
         ),
         (lambda self, step: {}, "losses of mine must be named terms, such as {'task': loss}, not dict"),
-        (lambda self, step: {"task": per_image(self, step)}, r"term 'task' of mine is one number in a .*\(8,\)"),
+        (
+            lambda self, step: {"task": per_image(self, step)},
+            r"term 'task' of mine must be a scalar tensor, not .*\(8,\)",
+        ),
         (lambda self, step: {"task": 0.5}, "term 'task' of mine must be a scalar tensor, not float"),
-        (lambda self, step: {"task": step.output.logits.sum().detach()}, "no loss term of mine depends on what it"),
+        (lambda self, step: {"task": step.output.logits.sum().detach()}, "no loss term of mine depends on trained"),
     ],
 )
 def test_losses(losses: Any, sentence: str) -> None:

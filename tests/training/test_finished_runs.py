@@ -214,7 +214,7 @@ def test_images_of_another_shape_are_refused_by_name() -> None:
     for shape in ((3, 12, 12), (1, 16, 16)):
         with pytest.raises(fb.FlashbackError) as caught:
             fb.evaluate(host, tiny_benchmark(shape=shape))
-        said = f"this host was built for images of shape [1, 12, 12], and these are {list(shape)}"
+        said = f"this host was built for images of shape [1, 12, 12], not {list(shape)}"
         assert str(caught.value).startswith(said)
 
 
