@@ -32,7 +32,7 @@ class FlashbackError(Exception):
 class Interrupted(KeyboardInterrupt):
     """A run was asked to stop and has saved its state."""
 
-    def __init__(self, message: str = "stopped, and saved: the same call goes on from here") -> None:
+    def __init__(self, message: str = "stopped and saved; the same call continues from here") -> None:
         super().__init__(message)
 
 

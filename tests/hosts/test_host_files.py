@@ -146,7 +146,7 @@ def test_a_cell_of_a_notebook_may_be_run_again() -> None:
             HOSTS.register("mine")(host)
         assert HOSTS["mine"] is made[1]
         for taken in ("mine", "icarl"):
-            with pytest.raises(FlashbackError, match=f"the host name '{taken}' is taken already"):
+            with pytest.raises(FlashbackError, match=f"the host name '{taken}' is taken"):
                 HOSTS.register(taken)(type("Other", (made[0],), {"__module__": "__main__"}))
 
 
@@ -165,9 +165,9 @@ def test_a_file_and_a_notebook_take_turns_with_the_same_class(workplace: Path) -
         assert cell() is HOSTS["own"] is not of_the_file
         load_host_file(workplace / "own.py")
         assert HOSTS["own"] is of_the_file
-        with pytest.raises(FlashbackError, match="the host name 'own' is taken already"):
+        with pytest.raises(FlashbackError, match="the host name 'own' is taken"):
             cell("Other")
-        with pytest.raises(FlashbackError, match="the host name 'lwf-mc' is taken already"):
+        with pytest.raises(FlashbackError, match="the host name 'lwf-mc' is taken"):
             HOSTS.register("lwf-mc")(type("LwFMC", (HOSTS["lwf-mc"],), {"__module__": "__main__"}))
 
 

@@ -137,7 +137,7 @@ def test_a_run_that_lacked_memory_goes_on(
         descend(step, *inputs)
 
     monkeypatch.setattr(TrainingStep, "descend", lacks)
-    with pytest.raises(FlashbackError, match=r"out of memory; lower training.batch_size or training.evaluation_batch"):
+    with pytest.raises(FlashbackError, match=r"out of memory; lower training.batch_size, training.evaluation_batch"):
         flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu")
     monkeypatch.undo()
     assert go_on(dataset, tmp_path / "run") == []
@@ -214,7 +214,7 @@ def test_no_room_for_the_log(
         nonlocal lines
         lines += 1
         if lines == 6:
-            monkeypatch.setattr(folders, "open", without_room, raising=False)
+            monkeypatch.setattr(folders, "open_to_append", without_room)
         log(folder, event)
 
     monkeypatch.setattr(folders.RunFolder, "log", write)
