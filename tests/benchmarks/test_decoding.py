@@ -8,8 +8,10 @@ import hashlib
 import io
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,7 +67,7 @@ def test_any_order_split_and_sizes_share_one_copy(pictures: Path, monkeypatch: p
     first = cached(pictures)
     assert len(first) == 2 * CLASSES
     pixels = CLASSES * (TRAIN + TEST) * 3 * 5 * 5
-    assert pixels < sum(first.values()) <= pixels + 2 * CLASSES * 128  # what an .npy says of itself
+    assert pixels < sum(first.values()) <= pixels + 2 * CLASSES * (128 + 8)  # header, and version with checksum
     monkeypatch.setattr(decoding.DecodedClass, "write", lambda *given: pytest.fail("decoded again"))
     for split in SPLITS[1:]:
         load_benchmark(pictures, **split)
@@ -105,6 +107,48 @@ def test_a_changed_class_alone_is_decoded_again(pictures: Path, monkeypatch: pyt
     )
     load_benchmark(pictures, sizes=[6])
     assert written == ["train/class-3/000.png"]
+
+
+@pytest.fixture
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what this process has verified."""
+    monkeypatch.setattr(decoding, "_verified", set())
+
+
+def alter(path: Path, position: int) -> None:
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.usefixtures("fresh_process")
+@pytest.mark.parametrize("position", [128, 140, -9, -1, -8])
+def test_altered_decoded_images_are_decoded_again(
+    pictures: Path, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load_benchmark(pictures, sizes=[6]).tasks[0].train.x.clone()
+    path = sorted((pictures / ".flashback").glob("*.npy"))[3]
+    content = path.read_bytes()
+    alter(path, position % len(content))
+    monkeypatch.setattr(decoding, "_verified", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        after = load_benchmark(pictures, sizes=[6])
+    assert torch.equal(after.tasks[0].train.x[:], before)
+    assert path.read_bytes() == content
+    another_version = position == -8
+    assert [path.name in str(warning.message) for warning in caught] == [True] * (not another_version)
+
+
+@pytest.mark.usefixtures("fresh_process")
+def test_a_checksum_is_checked_once_per_process(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_benchmark(pictures, sizes=[6])
+    monkeypatch.setattr(decoding, "zlib", SimpleNamespace(crc32=lambda data: pytest.fail("checked again")))
+    load_benchmark(pictures, sizes=[2, 4])
 
 
 def test_many_classes_hold_no_files_open(pictures: Path) -> None:

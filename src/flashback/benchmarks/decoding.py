@@ -12,7 +12,9 @@ import io
 import math
 import os
 import shutil
+import struct
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -27,13 +29,15 @@ from numpy.lib import format as npy
 
 from flashback.benchmarks.mapped_images import MappedImages
 from flashback.benchmarks.raw_data import Array, RawDataset, RawSplit, printable, reading
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, warn_once
 from flashback.files import LOCK, NO_SPACE
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")  # of animations and multi-page files, the first frame
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 CACHE = ".flashback"
 CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # on file systems without posix_fallocate
+VERSION = 2  # of the cache: raise it when images are decoded differently
+TRAILER = struct.Struct("<II")  # after the pixels of a file: the version and their CRC-32
 PROGRESS_FROM = 1000  # images from which a progress bar is shown
 
 
@@ -110,6 +114,9 @@ def from_files(
     return RawDataset(split(train), split(test), tuple(class_names), image_shape, checksum)
 
 
+_verified: set[tuple[str, int, int]] = set()  # files whose checksum this process has checked
+
+
 @dataclass(frozen=True)
 class DecodedClass:
     """The image files of one class in the training or test set, and the one file they are decoded into."""
@@ -135,28 +142,43 @@ class DecodedClass:
         return array
 
     def cached(self) -> Array | None:
-        """Map the file into memory, copy-on-write; None if it is missing or not usable."""
+        """Map the file into memory, copy-on-write; None if it is missing, damaged or of another version."""
+        pixels = math.prod(self.shape)
         try:
             with self.path.open("rb") as file:
                 npy.read_magic(file)
                 header = npy.read_array_header_1_0(file)
-                start, end = file.tell(), file.seek(0, os.SEEK_END)
-                if header != (self.shape, False, np.dtype(np.uint8)) or end - start != math.prod(self.shape):
+                start = file.tell()
+                file.seek(start + pixels)
+                version, crc = TRAILER.unpack(file.read())
+                if header != (self.shape, False, np.dtype(np.uint8)) or version != VERSION:
                     return None
+                status, end = os.fstat(file.fileno()), file.tell()
                 # numpy would keep one file per class open while it is mapped. torch takes UTF-8 paths only.
                 name = str(self.path) if printable(self.path) == str(self.path) else f"/dev/fd/{file.fileno()}"
                 whole = torch.from_file(name, shared=False, size=end, dtype=torch.uint8)
-        except (OSError, ValueError, RuntimeError):
+        except (OSError, ValueError, RuntimeError, struct.error):
             return None
-        return whole[start:].view(self.shape).numpy()
+        array = whole[start : start + pixels].view(self.shape).numpy()
+        key = (str(self.path), status.st_ino, status.st_mtime_ns)
+        if key not in _verified:
+            if zlib.crc32(array.data) != crc:
+                warn_once(f"the decoded images in {printable(self.path)} were altered; they are decoded again")
+                return None
+            _verified.add(key)
+        return array
 
     def write(self, advance: Callable[[], None]) -> None:
         """Decode into a temporary file, which is renamed when complete."""
         part = self.path.with_suffix(f".{uuid.uuid4().hex}.part")
         try:
             array = npy.open_memmap(part, mode="w+", dtype=np.uint8, shape=self.shape)
+            os.truncate(part, part.stat().st_size + TRAILER.size)
             _reserve(part)
             self._fill(array, advance)
+            with part.open("r+b") as file:
+                file.seek(-TRAILER.size, os.SEEK_END)
+                file.write(TRAILER.pack(VERSION, zlib.crc32(array.data)))
             os.replace(part, self.path)
         finally:
             part.unlink(missing_ok=True)
@@ -180,7 +202,9 @@ def _decode_missing(groups: Sequence[DecodedClass]) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
-    missing = [group for group in groups if group.cached() is None]
+    with ThreadPoolExecutor() as threads:
+        usable = list(threads.map(lambda group: group.cached() is not None, groups))
+    missing = [group for group, is_usable in zip(groups, usable, strict=True) if not is_usable]
     if not missing:
         return
     cache, images = missing[0].store.cache, sum(len(group.files) for group in missing)
