@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,11 +32,14 @@ from flashback.benchmarks.raw_data import Array, RawDataset, RawSplit, printable
 from flashback.errors import FlashbackError, warn_once
 from flashback.files import LOCK, NO_SPACE
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")  # of animations and multi-page files, the first frame
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 CACHE = ".flashback"
 CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # on file systems without posix_fallocate
-VERSION = 2  # of the cache: raise it when images are decoded differently
+VERSION = 3  # of the cache: raise it when images are decoded differently
 TRAILER = struct.Struct("<II")  # after the pixels of a file: the version and their CRC-32
 PROGRESS_FROM = 1000  # images from which a progress bar is shown
 
@@ -72,12 +75,22 @@ class Store:
             with file:
                 if file.mode[0] in "IF":  # a conversion would clip values at 255
                     raise ValueError("more than 8 bits a channel; write it with 8")
-                picture = file.convert("RGB")
+                picture = _upright(file).convert("RGB")
             if side is not None:  # as resizing the short side to `side` and cutting out the centre
                 left, top = ((length - min(picture.size)) / 2 for length in picture.size)
                 square = (left, top, left + min(picture.size), top + min(picture.size))
                 picture = picture.resize((side, side), Image.Resampling.BILINEAR, box=square)
             return np.asarray(picture).transpose(2, 0, 1)
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation, as image viewers do; unreadable EXIF data are ignored."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(picture)
+    except Exception:  # damaged pixels raise again when they are converted
+        return picture
 
 
 def _checksum(files: Iterable[File], *, stamps: bool) -> str:
