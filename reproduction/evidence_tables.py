@@ -97,14 +97,26 @@ def balance(evidence: Evidence, setting: str) -> str:
     return table(" | ".join(["host", *(TITLES[metric] for metric in metrics), "old tasks ↑"]), rows)
 
 
+def two_changes(evidence: Evidence, setting: str, metric: str, *names: str) -> list[str]:
+    """The values of three methods, and the changes of two comparisons between them."""
+    first, second = (evidence.row(name, setting, metric) for name in names)
+    return [*map(spread, (first.left, first.right, second.right)), change(first.test), change(second.test)]
+
+
 def fewer_epochs(evidence: Evidence, setting: str) -> str:
-    rows = []
-    for metric in BALANCE:
-        shorter, plastic = (evidence.row(name, setting, metric) for name in ("epochs", "knowledge"))
-        means = map(spread, (shorter.left, shorter.right, plastic.right))
-        rows.append([TITLES[metric], *means, change(shorter.test), change(plastic.test)])
+    rows = [[TITLES[metric], *two_changes(evidence, setting, metric, "epochs", "knowledge")] for metric in BALANCE]
     head = "metric | alone | alone, epochs of phase 2 | with flashback"
     return table(f"{head} | change by fewer epochs | change by plastic knowledge", rows)
+
+
+def tuned(evidence: Evidence, setting: str) -> str:
+    rows = [
+        [host, TITLES[metric], *two_changes(evidence, setting, metric, host, f"{host}-tuned")]
+        for host in ("lwf-mc", "lucir")
+        for metric in BALANCE
+    ]
+    head = "host | metric | alone | with flashback, recipe's weight | with flashback, tuned weight"
+    return table(f"{head} | change, recipe's weight | change, tuned weight", rows, texts=2)
 
 
 def authors(evidence: Evidence, setting: str) -> str:
@@ -132,17 +144,6 @@ def training_of(method: Method) -> list[str]:
     epochs = flashback.split(training["epochs"]) if flashback.enabled else (training["epochs"],)
     rate = "constant" if training["schedule"] == "none" else falls
     return [ARM_TITLES[method.arm], rate, " + ".join(map(str, epochs))]
-
-
-def tuned(evidence: Evidence, setting: str) -> str:
-    rows = []
-    for host in ("lwf-mc", "lucir"):
-        for metric in BALANCE:
-            recipe, chosen = (evidence.row(name, setting, metric) for name in (host, f"{host}-tuned"))
-            means = map(spread, (recipe.left, recipe.right, chosen.right))
-            rows.append([host, TITLES[metric], *means, change(recipe.test), change(chosen.test)])
-    head = "host | metric | alone | with flashback, recipe's weight | with flashback, tuned weight"
-    return table(f"{head} | change, recipe's weight | change, tuned weight", rows, texts=2)
 
 
 def anchors(evidence: Evidence) -> str:
