@@ -45,7 +45,7 @@ def average_accuracies(matrix: Matrix, weights: Values | None = None) -> list[fl
 
 
 def average_accuracy(matrix: Matrix, weights: Values | None = None) -> float:
-    """AA = 1/T sum_j A[T-1][j]: the mean over tasks of the accuracy after the last one.
+    """`AA = 1/T sum_j A[T-1][j]`: the mean over tasks of the accuracy after the last one.
 
     Args:
         matrix: The accuracy matrix.
@@ -61,7 +61,7 @@ def average_accuracy(matrix: Matrix, weights: Values | None = None) -> float:
 
 
 def average_incremental_accuracy(matrix: Matrix, weights: Values | None = None) -> float:
-    """AIA = 1/T sum_k (1/(k+1) sum_{j<=k} A[k][j]): the mean over time of the average accuracy.
+    """`AIA = 1/T sum_k (1/(k+1) sum_{j<=k} A[k][j])`: the mean over time of the average accuracy.
 
     With numbers of test images as `weights`, the inner mean is over images instead of tasks.
     """
@@ -69,17 +69,17 @@ def average_incremental_accuracy(matrix: Matrix, weights: Values | None = None) 
 
 
 def last_accuracy(matrix: Matrix, sizes: Values) -> float:
-    """Accuracy over all test images after the last task: sum_j n_j A[T-1][j] / sum_j n_j."""
+    """Accuracy over all test images after the last task: `sum_j n_j A[T-1][j] / sum_j n_j`."""
     return average_accuracy(matrix, sizes)
 
 
 def forgetting(matrix: Matrix, variant: Variant = "chaudhry", zero_shot: Values | None = None) -> float | None:
-    """F = 1/(T-1) sum_{j<T-1} (max_k A[k][j] - A[T-1][j]): how far earlier tasks fell below their best.
+    """`F = 1/(T-1) sum_{j<T-1} (max_k A[k][j] - A[T-1][j])`: how far earlier tasks fell below their best.
 
     Args:
         matrix: The accuracy matrix.
         variant: Where the maximum is taken. "chaudhry": k = j ... T-2 (Chaudhry et al., 2018). "paper": k <= j, which
-            is A[j][j], so that F = -BWT. "mammoth": all k, the zero-shot accuracy (0 if unknown) included.
+            is `A[j][j]`, so that F = -BWT. "mammoth": all k, the zero-shot accuracy (0 if unknown) included.
         zero_shot: The zero-shot accuracies, for "mammoth".
 
     Returns:
@@ -103,30 +103,30 @@ def forgetting(matrix: Matrix, variant: Variant = "chaudhry", zero_shot: Values 
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
-    """BWT = 1/(T-1) sum_{j<T-1} (A[T-1][j] - A[j][j]) (Lopez-Paz and Ranzato, 2017); None for a single task."""
+    """`BWT = 1/(T-1) sum_{j<T-1} (A[T-1][j] - A[j][j])` (Lopez-Paz and Ranzato, 2017); None for a single task."""
     lower = _lower(matrix)
     return float(np.mean((lower[-1] - lower.diagonal())[:-1])) if len(lower) > 1 else None
 
 
 def forward_transfer(zero_shot: Values | None, untrained: Values | None) -> float | None:
-    """FWT = 1/(T-1) sum_{j>=1} (zero_shot[j-1] - untrained[j]) (Lopez-Paz and Ranzato, 2017); None if unknown."""
+    """`FWT = 1/(T-1) sum_{j>=1} (zero_shot[j-1] - untrained[j])` (Lopez-Paz and Ranzato, 2017); None if unknown."""
     later = 0 if zero_shot is None else len(zero_shot)
     before, baseline = _known(zero_shot, 0, later), _known(untrained, 1, later + 1)
     return None if later == 0 or before is None or baseline is None else float(np.mean(before - baseline))
 
 
 def new_task_accuracy(matrix: Matrix) -> float:
-    """A[T-1][T-1]: the accuracy on the last task."""
+    """`A[T-1][T-1]`: the accuracy on the last task."""
     return float(_lower(matrix)[-1, -1])
 
 
 def mean_new_task_accuracy(matrix: Matrix) -> float:
-    """1/T sum_k A[k][k]: the mean accuracy on each task just after learning it."""
+    """`1/T sum_k A[k][k]`: the mean accuracy on each task just after learning it."""
     return float(_lower(matrix).diagonal().mean())
 
 
 def stability_plasticity_ratio(matrix: Matrix, variant: Variant = "chaudhry") -> float | None:
-    """SPR = 100 F / A[T-1][T-1]: forgetting in percent of the accuracy on the last task; lower is better.
+    """`SPR = 100 F / A[T-1][T-1]`: forgetting in percent of the accuracy on the last task; lower is better.
 
     None if it is undefined: for a single task, a last task that was not learned at all, or negative forgetting, where
     a worse last task would give a better ratio.
