@@ -104,3 +104,21 @@ def slow_distillation(student: Tensor, teacher: Tensor, columns: int, temperatur
         p, q = ([math.exp(value / temperature) for value in row[:columns]] for row in (other, mine))
         total -= sum(a / sum(p) * math.log(b / sum(q)) for a, b in zip(p, q, strict=True))
     return total / len(student)
+
+
+def slow_binary_loss(
+    host: Any, batch: Batch, logits: Tensor, teacher: Tensor | None, columns: int
+) -> tuple[float, float]:
+    """Old and new columns of the mean of one binary cross-entropy per sample and column."""
+    old, new = 0.0, 0.0
+    for row, label in enumerate(batch.y.tolist()):
+        for column in range(columns):
+            if column < host.task.classes.start:
+                assert teacher is not None
+                target = 1 / (1 + math.exp(-float(teacher[row, column])))
+            else:
+                target = float(label == column)
+            answer = 1 / (1 + math.exp(-float(logits[row, column])))
+            loss = -(target * math.log(answer) + (1 - target) * math.log(1 - answer)) / (len(batch) * columns)
+            old, new = (old + loss, new) if column < host.task.classes.start else (old, new + loss)
+    return old, new

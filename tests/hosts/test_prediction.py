@@ -12,6 +12,7 @@ import torch
 import flashback as fb
 from flashback.benchmarks import Images
 from flashback.hosts import HOSTS
+from flashback.hosts.prediction import features_of
 from helpers import quick_flashback, quick_host, small_settings, tiny_benchmark
 
 SHIPPED = [name for name in HOSTS if HOSTS[name].__module__.startswith("flashback.")]
@@ -186,3 +187,36 @@ def test_a_model_can_be_exported_with_what_goes_before_it(name: str) -> None:
     torch.testing.assert_close(exported(raw[:3]), scores[:3])
     host.enter(host.benchmark.tasks[0])
     assert host.as_module()(raw).shape == (5, len(host.benchmark.tasks[0].classes))
+
+
+# ---------------------------------------------------------------- embedding
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_embedding_looks_at_plain_images_in_evaluation_mode(training: bool) -> None:
+    host = quick_host("lwf-mc", training__evaluation_batch=5)
+    host.train(training)
+    before = {name: tensor.clone() for name, tensor in host.state_dict().items()}
+    images = host.task.train.x[:12]
+    found = host.embed(images, features_of)
+    assert host.net.training is training
+    assert not found.requires_grad
+    assert all(torch.equal(tensor, before[name]) for name, tensor in host.state_dict().items())
+    one_by_one = [host.net.eval()(host.views.plain(image[None])).features[0].detach() for image in images]
+    torch.testing.assert_close(found, torch.stack(one_by_one))
+
+
+def test_embedding_of_another_view() -> None:
+    host = quick_host("lwf-mc", training__evaluation_batch=5)
+    images = host.task.train.x[:12]
+    found = host.embed(images, features_of, view=lambda raw: -host.views.plain(raw))
+    expected = host.net.eval()(-host.views.plain(images)).features.detach()
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, host.embed(images, features_of))
+
+
+def test_the_net_follows_the_size_of_the_images() -> None:
+    small = fb.build_host(quick_host("lwf-mc").config, tiny_benchmark((2,), shape=(1, 28, 28)), "cpu")
+    large = fb.build_host(quick_host("lwf-mc").config, tiny_benchmark((2,), per_class=1, shape=(3, 32, 32)), "cpu")
+    assert small.net.backbone.width == 64  # type: ignore[union-attr]
+    assert large.net.backbone.width == 512  # type: ignore[union-attr]

@@ -1,8 +1,6 @@
-"""The kinds of knowledge and their distances, against slow loops."""
+"""The kinds of knowledge: copies that stand still, quadratic forms, targets of stored images."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -13,69 +11,12 @@ from flashback.knowledge import (
     ModelKnowledge,
     ModuleKnowledge,
     ReplayedTargets,
+    StoredTargets,
     Support,
-    cosine_distance,
     flat,
-    soft_binary_cross_entropy,
-    soft_cross_entropy,
-    squared_error,
 )
 from flashback.knowledge.kinds import QuadraticForm
 from flashback.memory import Memory
-
-
-@pytest.fixture
-def pair() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    return torch.randn(5, 4, generator=generator).double(), torch.randn(5, 4, generator=generator).double()
-
-
-# ---------------------------------------------------------------- distances
-
-
-def test_soft_binary_cross_entropy(pair: tuple[Tensor, Tensor]) -> None:
-    logits, targets = pair[0], pair[1].sigmoid()
-    slow = [
-        -(t * math.log(1 / (1 + math.exp(-z))) + (1 - t) * math.log(1 - 1 / (1 + math.exp(-z))))
-        for row, target in zip(logits.tolist(), targets.tolist(), strict=True)
-        for z, t in zip(row, target, strict=True)
-    ]
-    assert float(soft_binary_cross_entropy(logits, targets)) == pytest.approx(sum(slow) / len(slow))
-
-
-@pytest.mark.parametrize("tau", [1.0, 2.0, 0.5])
-def test_soft_cross_entropy(pair: tuple[Tensor, Tensor], tau: float) -> None:
-    slow = 0.0
-    for student, teacher in zip(*(tensor.tolist() for tensor in pair), strict=True):
-        below = [sum(math.exp(z / tau) for z in row) for row in (student, teacher)]
-        slow -= sum(
-            math.exp(t / tau) / below[1] * math.log(math.exp(s / tau) / below[0])
-            for s, t in zip(student, teacher, strict=True)
-        )
-    assert float(soft_cross_entropy(*pair, tau)) == pytest.approx(slow / 5)
-
-
-def test_cosine_distance(pair: tuple[Tensor, Tensor]) -> None:
-    slow = [
-        1 - sum(a * b for a, b in zip(one, other, strict=True)) / (math.hypot(*one) * math.hypot(*other))
-        for one, other in zip(pair[0].tolist(), pair[1].tolist(), strict=True)
-    ]
-    assert float(cosine_distance(*pair)) == pytest.approx(sum(slow) / 5)
-    assert float(cosine_distance(pair[0], 3 * pair[0])) == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize("counted", [None, [True, False, True, True, False], [False] * 5])
-def test_squared_error(pair: tuple[Tensor, Tensor], counted: list[bool] | None) -> None:
-    rows = [
-        sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / 4
-        for one, other in zip(pair[0].tolist(), pair[1].tolist(), strict=True)
-    ]
-    kept = [row for k, row in enumerate(rows) if counted is None or counted[k]]
-    mask = None if counted is None else torch.tensor(counted)
-    assert float(squared_error(*pair, mask)) == pytest.approx(sum(kept) / max(1, len(kept)))
-
-
-# ---------------------------------------------------------------- models and modules
 
 
 def small_net() -> nn.Sequential:
@@ -117,9 +58,6 @@ def test_module_knowledge_keeps_parts_by_name() -> None:
     )
 
 
-# ---------------------------------------------------------------- parameters
-
-
 def test_important_parameters_form_a_quadratic() -> None:
     net = nn.Linear(2, 3)
     knowledge = ImportantParameters(net.parameters())
@@ -142,9 +80,6 @@ def test_the_slope_of_the_quadratic_form() -> None:
     present = torch.randn(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     anchors, importance = (torch.linspace(low, 2.0, 7, dtype=torch.float64) for low in (-1.0, 0.0))
     assert torch.autograd.gradcheck(QuadraticForm.apply, (present, anchors, importance))
-
-
-# ---------------------------------------------------------------- replayed targets
 
 
 @pytest.fixture
@@ -206,3 +141,21 @@ def test_kept_images_keep_their_targets_only_in_their_slot(memory: Memory) -> No
 
 def test_a_support_is_everything_by_default() -> None:
     assert Support() == Support(columns=slice(None), samples="all", weight=1.0)
+
+
+@pytest.mark.parametrize("columns", [slice(None), slice(0, 2)])
+def test_stored_and_replayed_targets_have_one_distance(columns: slice) -> None:
+    memory = Memory(6, (1, 2, 2), {"targets": ((3,), torch.float32)})
+    images = torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 1, 2, 2)
+    memory.append(images, torch.arange(4), targets=respond(images))
+    replayed = ReplayedTargets(memory, 3)
+    replayed.fill(memory, respond)
+    responses, slots = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 1, 0])
+    stored = StoredTargets().distance(responses, slots, memory, columns)
+    expected = sum(
+        float((responses[row, columns] - respond(images)[slot, columns]).square().mean())
+        for row, slot in enumerate(slots.tolist())
+    )
+    assert float(stored) == pytest.approx(expected / 3)
+    assert float(stored) == pytest.approx(float(replayed.distance(responses, slots, memory, columns)))
+    assert StoredTargets().nbytes() == 0
