@@ -21,8 +21,9 @@ from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.records import read_record
 from flashback.records.terms import ARMS
 from flashback.reports.words import TITLES
+from flashback.results import Comparison, Method, Row, Sample
 from flashback.studies import jobs
-from flashback.studies.comparison import Comparison, NothingToCompareError, Row, compare
+from flashback.studies.comparison import NothingToCompareError, compare
 from flashback.training import run as run_config
 from flashback.training.trainer import Trainer
 
@@ -82,7 +83,7 @@ def check_row(row: dict[str, Any], values: dict[tuple[str, int], float | None], 
             assert math.isclose(row["deviation"][arm], statistics.stdev(known), abs_tol=1e-9)
             assert f"{row['mean'][arm]:.2f} ± {row['deviation'][arm]:.2f}" in out
         if len(known) in (1, 2):
-            assert "has no value at some seeds" in " ".join(out.split())
+            assert "is undefined for some seeds" in " ".join(out.split())
     pairs = [pair for pair in zip(*by_arm.values(), strict=True) if None not in pair]
     assert row["test"]["pairs"] == (0 if partly else len(pairs))
     if row["test"]["p"] is not None:
@@ -155,7 +156,7 @@ def test_a_failed_run_stops_and_spoils_no_other(
     monkeypatch.setattr(jobs, "run", run)
     code, out, err = flashback("compare", "lwf-mc", "--seeds", 3, "--out", "out", *tiny)
     assert code == 1
-    assert "Seeds that only one arm has (host: seed 1) count for its mean, not for the difference and its test." in out
+    assert "Seeds of only one arm (host: seed 1) count for its mean, not for the difference and its test." in out
     reason = "RuntimeError: a bug (see out/flashback/seed-1/failure.txt)" if bug else "the loss is not finite"
     assert err == f"failed: flashback, seed 1: {reason}\n"
     assert Path("out/flashback/seed-1/failure.txt").exists() == bug
@@ -251,15 +252,22 @@ def test_numbers_follow_from_the_matrices(flashback: Command, tiny: list[str]) -
     assert table(flashback(*command)[1]) == table(first)
 
 
+def made_comparison(rows: list[Row]) -> Comparison:
+    side = Method({"host": {"name": "icarl"}, "benchmark": {"name": "split-cifar100"}})
+    comparison = Comparison(side, side)
+    comparison.__dict__["rows"] = rows  # in place of what would be computed
+    return comparison
+
+
 @pytest.mark.parametrize(("width", "whole"), [(60, False), (80, True), (120, True)])
 def test_names_of_settings_are_broken_only_where_there_is_no_room(width: int, whole: bool) -> None:
     test = PairedTest(1.5, 2.1, 0.012, 3, 1.45, 1.67)
     rows = [
-        Row(setting, metric, {arm: {0: value} for arm in ARMS}, dict.fromkeys(ARMS, value), dict.fromkeys(ARMS), test)
+        Row(setting, metric, Sample({0: value}, value), Sample({0: value}, value), test)
         for setting in ("class_incremental", "task_incremental")
         for metric, value in (("average_accuracy", 50.0), ("forward_transfer", None))
     ]
-    found = Comparison("icarl", "split-cifar100", "controlled", [0], rows, {}, True, [], [], {}, [])
+    found = made_comparison(rows)
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(comparison_table(found, width))
     text = console.export_text()
@@ -272,11 +280,11 @@ def test_names_of_settings_are_broken_only_where_there_is_no_room(width: int, wh
 def test_a_terminal_shows_every_column_of_a_comparison(width: int) -> None:
     test = PairedTest(-10.5, -2.1, 0.000012, 3, -123.45, 110.67)
     rows = [
-        Row(setting, metric, {}, dict.fromkeys(ARMS, -26.5), dict.fromkeys(ARMS, 12.34), test)
+        Row(setting, metric, Sample({}, -26.5, 12.34), Sample({}, -26.5, 12.34), test)
         for setting in ("class_incremental", "task_incremental")
         for metric in METRICS
     ]
-    found = Comparison("icarl", "split-cifar100", "controlled", [0, 1, 2], rows, {}, True, [], [], {}, [])
+    found = made_comparison(rows)
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(comparison_table(found, width))
     lines = console.export_text().splitlines()
@@ -302,7 +310,7 @@ def test_zero_has_no_minus_in_the_sentence(pairs: int, p: float | None, numbers:
 
 def test_zero_has_no_sign_in_a_terminal() -> None:
     test = PairedTest(-1e-12, -0.1, 1e-9, 3, -0.001, 0.002)
-    row = Row("class_incremental", "forgetting", {}, {"host": -1e-12, "flashback": None}, dict.fromkeys(ARMS), test)
+    row = Row("class_incremental", "forgetting", Sample({}, -1e-12), Sample({}), test)
     assert row_cells(row) == ["0.00", "–", "+0.00", "+0.00 to +0.00", "< 0.0001"]
 
 

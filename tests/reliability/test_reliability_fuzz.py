@@ -30,7 +30,7 @@ from flashback.plain_yaml import read_yaml
 from flashback.recipes import config_from_dict
 from flashback.records import RunFolder, read_config, read_record
 from flashback.records.terms import FLASHBACK, HOST
-from flashback.reports.reading import Found, read_into
+from flashback.results.reading import Runs, read_into
 from flashback.studies.comparison import conclude
 from flashback.studies.jobs import Job, RunContext
 from flashback.training import Checkpoints, Trainer, build_method
@@ -222,7 +222,7 @@ def test_any_change_of_a_record(
     planned = [Job(kind, 0, read_config(folder), folder, place) for kind, folder in folders.items()]
     with or_one_sentence():
         json.dumps(conclude(planned, {}, []).as_dict())
-    read_into(Found(), folders[arm], "run")
+    read_into(Runs(), folders[arm], "run")
 
 
 @QUICK

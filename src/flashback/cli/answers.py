@@ -11,20 +11,18 @@ from rich.text import Text
 from flashback.cli.console import make_table, output, show_line
 from flashback.cli.tables import arrow
 from flashback.records.terms import SETTINGS
-from flashback.reports import Pairing, Report
-from flashback.reports.against import tested_against, untested
-from flashback.reports.overview import OVERVIEW, against_cells, method_groups
-from flashback.reports.pairings import Outcome
-from flashback.reports.sections import remarks
+from flashback.reports import Report, tables
+from flashback.reports.report import differences, reservation
 from flashback.reports.words import SETTING_TITLES, TITLES
+from flashback.results import Comparison
 
 MOST_ROWS = 40  # methods that a terminal shows
 MOST_ANSWERS = 10  # comparisons that have a sentence each
 OUTCOMES = {
-    Outcome.BETTER: "significantly better with flashback",
-    Outcome.WORSE: "significantly worse with flashback",
-    Outcome.ALIKE: "without a significant difference",
-    Outcome.UNTESTED: "that allow no test",
+    "better": "significantly better with flashback",
+    "worse": "significantly worse with flashback",
+    "alike": "without a significant difference",
+    "untested": "that allow no test",
 }
 
 
@@ -34,40 +32,42 @@ def show_answers(report: Report) -> None:
     for line in answers(report):
         show_line(line)
     if report.has_overview:
-        metrics = report.metrics if report.chosen else OVERVIEW
+        metrics = report.metrics if report.chosen else tables.OVERVIEW
         for setting in SETTINGS:
             console.print(methods_table(report, setting, metrics))
-        for line in report.empty(metrics):
+        for line in report.missing_remarks(metrics):
             show_line(line)
-    if pairs := tested_against(report):
+    if report.tests:
         console.print(against_table(report, SETTINGS[0]))
-    reservations = [f"{versus.name}: {versus.reservation}." for versus in pairs if versus.reservation]
-    for line in [*reservations, *untested(report)]:
+    reservations = [f"{test.name}: {words}." for test in report.tests if (words := reservation(test))]
+    for line in [*reservations, *report.untested]:
         show_line(line)
 
 
 def answers(report: Report) -> Iterator[str]:
     """A sentence for each comparison; if there are many, how often which outcome came out."""
     yield f"{report.contents}."
+    if report.shared_changes:
+        yield f"All methods: {report.shared_changes}."
     yield from report.code_remarks
     if len(report.comparisons) > MOST_ANSWERS:
         yield summary(report.comparisons)
     else:
         yield from (f"{pairing.name}: {pairing.answer(SETTINGS[0])}" for pairing in report.comparisons)
-        yield from remarks(Report(report.comparisons, [], {}))
+        yield from (remark for pairing in report.comparisons for remark in differences(pairing))
     if report.singles and report.comparisons:
         yield f"{report.singles_in_words}."
 
 
-def summary(comparisons: Sequence[Pairing]) -> str:
+def summary(comparisons: Sequence[Comparison]) -> str:
     outcomes = Counter(pairing.outcome(SETTINGS[0]) for pairing in comparisons)
-    each = ", ".join(f"{count} {OUTCOMES[outcome]}" for outcome, count in sorted(outcomes.items()))
+    each = ", ".join(f"{outcomes[outcome]} {words}" for outcome, words in OUTCOMES.items() if outcomes[outcome])
     return f"By average accuracy, {SETTING_TITLES[SETTINGS[0]]}: {each}. The report has the answers."
 
 
 def methods_table(report: Report, setting: str, metrics: Sequence[str]) -> Table:
     """Every method with its means, in a block for every protocol; if there are very many, the best."""
-    groups = method_groups(report, setting, metrics)
+    groups = {one.title: one.rows[setting] for one in tables.methods_tables(report, metrics)}
     title = f"{SETTING_TITLES[setting]}, best first"
     table = make_table(title, "method", "seeds", *(f"{TITLES[metric][0]}{arrow(metric)}" for metric in metrics))
     many = sum(map(len, groups.values())) > MOST_ROWS
@@ -75,9 +75,9 @@ def methods_table(report: Report, setting: str, metrics: Sequence[str]) -> Table
     for name, rows in groups.items():
         if len(groups) > 1:
             table.add_section()
-            table.add_row(Text(f"on {name}", style="bold"))
+            table.add_row(Text(name.removeprefix("Methods "), style="bold"))
         for row in rows[:most]:
-            table.add_row(row.method.name, str(row.seeds), *row.cells)
+            table.add_row(*row)
     left = sum(len(rows[most:]) for rows in groups.values())
     more = f"; {left} more in the report" if left else ""
     table.caption, table.caption_justify = f"mean ± deviation over seeds{more}; ↓ less is better", "left"
@@ -90,6 +90,6 @@ def against_table(report: Report, setting: str) -> Table:
     table = make_table(title, "method", "against", "difference", "95 % interval", "p", "p adj.", "pairs", texts=2)
     table.caption = "paired t-test by seed; p adj. is adjusted for the number of tests (Holm)"
     table.caption_justify = "left"
-    for name, base, _, _, _, *tested in against_cells(report, setting, ["average_accuracy"]):
+    for name, base, _, _, _, *tested in tables.against_table(report, ["average_accuracy"]).rows[setting]:
         table.add_row(name, base, *tested)
     return table

@@ -112,7 +112,7 @@ def title_of(settings: Mapping[str, Any]) -> str:
 def show_run(folder: Path) -> None:
     """Print the results of a finished run and what they cost."""
     from flashback.cli import tables
-    from flashback.reports.reading import read_run
+    from flashback.results import read_run
 
     try:
         run = read_run(folder, str(folder))

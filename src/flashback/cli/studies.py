@@ -164,7 +164,7 @@ def tune(
     alpha_p and E1, or any others: those of flashback for the host with flashback, all others for the host alone.
     """
     from flashback.cli.progress import ProgressView
-    from flashback.reports.words import written
+    from flashback.results.naming import value_in_words
 
     benchmark = benchmark or DEFAULT_BENCHMARK
     with ProgressView() as view:
@@ -185,7 +185,7 @@ def tune(
     names = [SYMBOLS.get(key, key) for key in best.choice]
     table = make_table("choices, best first", *names, "validation accuracy", texts=0)
     for trial in best.trials:
-        table.add_row(*(written(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}")
+        table.add_row(*(value_in_words(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}")
     table.add_row(*("-" for _ in names), f"{best.host_accuracy:.2f}", style="dim")
     output().print(table)
     as_recipe = "" if best.with_flashback else " as its recipe has it"

@@ -12,7 +12,6 @@ from rich.text import Text
 from flashback.cli.console import make_table
 from flashback.records import RunRecord
 from flashback.records.terms import ARMS, FLASHBACK, SETTINGS
-from flashback.reports.reading import Run
 from flashback.reports.words import (
     HIGHER_IS_BETTER,
     SETTING_TITLES,
@@ -27,7 +26,7 @@ from flashback.reports.words import (
     unmatched_seeds,
     unvalued_seeds,
 )
-from flashback.studies.comparison import Comparison, Row, metrics_of
+from flashback.results import Comparison, Row, Run
 from flashback.studies.jobs import group_failures
 
 ANY_WIDTH = 1000  # of a terminal that no table fills
@@ -46,9 +45,9 @@ def run_table(run: Run) -> Table:
     arm = "with" if run.arm == FLASHBACK else "without"
     title = f"{run.host} {arm} flashback on {run.benchmark}, seed {run.seed}"
     table = make_table(title, f"{run.classifier} classifier", *SETTING_TITLES.values())
-    for metric in metrics_of([run.record]):
+    for metric in run.metric_names:
         name = f"{TITLES[metric][1]}{arrow(metric)}"
-        table.add_row(name, *(number(run.record.results[setting][metric]) for setting in SETTINGS))
+        table.add_row(name, *(number(run.metric(metric, setting)) for setting in SETTINGS))
     return table
 
 

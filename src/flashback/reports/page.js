@@ -244,19 +244,24 @@
 
   const diverging = (share) => mix(variable("--neutral"), variable(share > 0 ? "--flashback" : "--host"), Math.min(1, Math.abs(share)));
 
-  function heatMap(box, title, matrix, labels, colour, format) {
+  // `words` names the cells: the label of the chart, of a row, of a column, and the line below.
+  const OF_TASKS = ["accuracy on each task after each task", "after task", "on task", "accuracy on task …, after task … (downwards)"];
+
+  function heatMap(box, title, matrix, labels, colour, format, words = OF_TASKS) {
     const panel = html("div");
     box.append(panel);
     panel.append(html("h4", title));
     const plot = html("div", undefined, { class: "plot" });
     panel.append(plot);
-    const count = matrix.length, left = 30, width = Math.max(200, plot.clientWidth);
+    const count = matrix.length, width = Math.max(200, plot.clientWidth);
+    const letters = Math.max(...labels.map((label) => String(label).length)), left = Math.min(width / 3, Math.max(30, 8 * letters + 8));
     const size = Math.min((width - left) / count, 64), height = Math.ceil(size * count + 34);
-    const [node] = canvas(plot, height, `${title}: accuracy on each task after each task. Arrow keys move from cell to cell.`);
+    const fits = (label, space) => (String(label).length * 7 <= space ? String(label) : String(label).slice(0, Math.max(1, Math.floor(space / 7) - 1)) + "…");
+    const [node] = canvas(plot, height, `${title}: ${words[0]}. Arrow keys move from cell to cell.`);
     const every = Math.ceil(26 / size), stops = [];
     matrix.forEach((row, k) => {
-      if (k % every === 0) node.append(text(String(labels[k]), left - 6, size * (k + 0.5) + 4, "end"));
-      if (k % every === 0) node.append(text(String(labels[k]), left + size * (k + 0.5), size * count + 15, "middle"));
+      if (k % Math.ceil(14 / size) === 0) node.append(text(fits(labels[k], left - 6), left - 6, size * (k + 0.5) + 4, "end"));
+      if (k % every === 0) node.append(text(fits(labels[k], size * every - 4), left + size * (k + 0.5), size * count + 15, "middle"));
       row.forEach((value, j) => {
         const x = left + size * j, y = size * k, fill = colour(value);
         node.append(svg("rect", { x: x + 0.5, y: y + 0.5, width: Math.max(1, size - 1), height: Math.max(1, size - 1), fill: css(fill) }));
@@ -265,10 +270,10 @@
           label.style.fill = readable(fill);
           node.append(label);
         }
-        stops.push({ x: x + size / 2, y: y + size / 2, box: { x, y, width: size, height: size }, row: k, column: j, lines: [`${title}, after task ${labels[k]}`, `on task ${labels[j]}: ${format(value, 2)}`] });
+        stops.push({ x: x + size / 2, y: y + size / 2, box: { x, y, width: size, height: size }, row: k, column: j, lines: [`${title}, ${words[1]} ${labels[k]}`, `${words[2]} ${labels[j]}: ${format(value, 2)}`] });
       });
     });
-    node.append(text("accuracy on task …, after task … (downwards)", left, height - 3));
+    node.append(text(words[3], left, height - 3));
     point(node, stops, (at, step) => {
       const next = stops.findIndex((stop) => stop.row === stops[at].row + step && stop.column === stops[at].column);
       return next < 0 ? at : next;
@@ -284,6 +289,16 @@
     const difference = matrix.flashback.map((row, k) => row.map((value, j) => value - matrix.host[k][j]));
     const most = Math.max(1, ...difference.flat().map(Math.abs));
     heatMap(panels, "difference, flashback − host", difference, kept, (value) => diverging(value / most), (value, digits) => (value >= 0 ? "+" : "") + value.toFixed(digits));
+  }
+
+  const OF_CLASSES = ["share of each predicted class among the images of each true class", "true class", "predicted", "predicted class …, true class … (downwards)"];
+
+  function drawConfusion(box) {
+    const confusion = pairing().confusion, arms = Object.keys(confusion);
+    if (!arms.length) return void box.append(html("p", "These records have no confusion matrix, or it is too large for the page.", { class: "soft" }));
+    const panels = html("div", undefined, { class: "panels two" });
+    box.append(panels);
+    for (const arm of arms) heatMap(panels, data.arms[arm], confusion[arm].matrix, confusion[arm].classes, (value) => sequential((value || 0) / 100), fixed, OF_CLASSES);
   }
 
   // ---------------------------------------------------------------- losses
@@ -391,7 +406,8 @@
       const group = svg("g", { class: d < 0 ? "toward-host" : "flashback" });
       if (known(low)) {
         const [from, to] = [Math.max(low, -reach), Math.min(high, reach)].map(x);
-        const caps = (low >= -reach ? `M${from} 21V31` : "") + (high <= reach ? `M${to} 21V31` : "");
+        // An interval that leaves the frame ends in an arrow instead of a cap.
+        const caps = (low >= -reach ? `M${from} 21V31` : `M${from + 7} 20L${from} 26L${from + 7} 32`) + (high <= reach ? `M${to} 21V31` : `M${to - 7} 20L${to} 26L${to - 7} 32`);
         group.append(svg("path", { d: `M${from} 26H${to}${caps}`, class: "line" }));
       }
       group.append(marker("flashback", x(d), 26, 5));
@@ -418,7 +434,7 @@
     box.append(table);
   }
 
-  const DRAWINGS = { curve: drawCurve, balance: drawBalance, matrices: drawMatrices, losses: drawLosses, config: drawConfig };
+  const DRAWINGS = { curve: drawCurve, balance: drawBalance, matrices: drawMatrices, confusion: drawConfusion, losses: drawLosses, config: drawConfig };
 
   function draw() {
     hide();
@@ -489,7 +505,8 @@
 
   const metric = $("#metric"); // which only comparisons have
   function filter() {
-    for (const row of $$("#results-table tbody tr")) row.hidden = metric.value !== "" && row.dataset.metric !== metric.value;
+    const heading = metric.selectedOptions[0].dataset.heading;
+    for (const row of $$("#results-table tbody:not(.setting-head) tr")) row.hidden = metric.value !== "" && row.cells[1].textContent !== heading;
   }
   if (metric) {
     metric.addEventListener("change", filter);

@@ -1,352 +1,200 @@
-"""The report as one HTML file that opens anywhere, asks no server for anything, and reads without colour."""
+"""The report as one HTML file that opens anywhere and asks no server for anything."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
+import json
+import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from flashback.records.terms import ARMS, SETTINGS
-from flashback.reports.against import tested_against, untested
-from flashback.reports.departures import recipe_in_words
-from flashback.reports.markup import (
-    HEAD,
-    Html,
-    bullets,
-    bullets_by_setting,
-    element,
-    embedded_json,
-    join,
-    note,
-    row,
-    scrolling,
-    table,
-)
-from flashback.reports.overview import AGAINST_HEAD, AGAINST_NOTE, OVERVIEW, MethodRow, against_cells, method_groups
-from flashback.reports.pairings import Outcome, Pairing, Report
-from flashback.reports.payload import payload
-from flashback.reports.sections import budget, paper, runs, statistics
+from flashback.metrics import PairedTest, verdict
+from flashback.metrics.statistics import FEW
+from flashback.plugin import PHASE_1, PHASE_2
+from flashback.records import dotted
+from flashback.records.terms import HOST, SETTINGS
+from flashback.reports import tables
+from flashback.reports.report import Report, over_tasks
+from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_confusion, mean_matrix, thin
 from flashback.reports.words import (
+    ABSENT,
     ARM_TITLES,
     SETTING_TITLES,
-    SIGNIFICANT,
     TITLES,
-    direction,
     heading,
     interval,
+    number,
     plural,
-    probability,
     signed,
-    spread,
 )
-from flashback.studies.comparison import Row
+from flashback.results import Comparison, Method
+from flashback.results.departures import recipe_in_words
+from flashback.results.naming import value_in_words
 
-HERE = Path(__file__).parent
-CARDS = 6  # answers at a glance; on a phone that is two screens or three
+CARDS = 6  # answers that are not folded
+SENTENCES = 50  # of a list on the page; the tables have all
+POINTS = 12_000  # of all loss curves on a page
+CURVE_TASKS = 120  # of an accuracy curve
+CONFUSION_CELLS = 200_000  # of all confusion matrices on a page
 CONCLUSIONS = {
-    Outcome.BETTER: "▲ better",
-    Outcome.WORSE: "▼ worse",
-    Outcome.ALIKE: "= no significant difference",
-    Outcome.UNTESTED: "? no test possible",
+    "better": "▲ better",
+    "worse": "▼ worse",
+    "alike": "= no significant difference",
+    "untested": "? no test possible",
+}
+WORDS = {
+    "arms": ARM_TITLES,
+    "cards": CARDS,
+    "conclusions": CONCLUSIONS,
+    "few": FEW,
+    "heading": heading,
+    "plural": plural,
+    "recipe_in_words": recipe_in_words,
+    "sentences": SENTENCES,
+    "settings": SETTING_TITLES,
+    "titles": TITLES,
 }
 
 
 def html_page(report: Report) -> str:
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    parts = {
-        "title": join(["Flashback report: ", report.where]),
-        "style": style,
-        "style_hash": checksum(style),
-        "script": script,
-        "script_hash": checksum(script),
-        "body": body(report),
-        "data": embedded_json(payload(report)),
-    }
-    template = (HERE / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+    from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup
+
+    folder = Path(__file__).parent
+    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    environment = Environment(loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("page.html").render(
+        **WORDS,
+        report=report,
+        style=Markup(style),
+        style_hash=checksum(style),
+        script=Markup(script),
+        script_hash=checksum(script),
+        data=Markup(embedded_json(payload(report))),
+        results=tables.results_table(report),
+        methods=tables.methods_tables(report, report.metrics),
+        methods_note=tables.METHODS_NOTE,
+        tests=tables.against_table(report, report.metrics if report.chosen else tables.OVERVIEW),
+        classes=tables.classes_table(report),
+        budget=tables.budget_table(report),
+        published=tables.references_table(report),
+        runs=tables.runs_table(report),
+        classifiers=tables.classifiers_table(report),
+        over_methods={name: with_t(test) for name in report.benchmarks if (test := report.over_methods(name))},
+        over_tasks=lambda pairing, setting: with_t(over_tasks(pairing, setting)) if pairing.common_seeds else ABSENT,
+        tested=sum(pairing.row(s).test.p is not None for pairing in report.comparisons for s in SETTINGS),
+    )
 
 
 def checksum(text: str) -> str:
-    """By which the page's policy allows this one script and this one style, and nothing else."""
+    """By which the page's policy allows this script and this style, and nothing else."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def body(report: Report) -> Html:
-    made = {
-        "Answers": answers(report),
-        "Results": results(report),
-        "Methods": methods(report),
-        "Tests": against(report),
-        "Details": details(report),
-        "Similarity": similarities(report),
-        "Budget": budget(report),
-        "Statistics": statistics(report),
-        "The paper": paper(report),
-        "Runs": runs(report),
+def embedded_json(value: Any) -> str:
+    """JSON for a script element: nothing in it can end the element, and NaN becomes null."""
+    text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def with_t(test: PairedTest) -> str:
+    return f"t = {number(test.t)}. {verdict(test)}"
+
+
+# ---------------------------------------------------------------- the numbers that the charts are drawn from
+
+
+def payload(report: Report) -> dict[str, Any]:
+    points = max(24, min(240, POINTS // max(1, len(report.pairings))))
+    cells = 40 if len(report.pairings) <= 40 else 20
+    return {
+        "arms": ARM_TITLES,
+        "phases": [PHASE_1, PHASE_2],
+        "pairings": [describe(pairing, points, cells, len(report.methods)) for pairing in report.pairings],
+        "similarities": [{"layers": one.layers, "values": one.values} for one in report.similarities],
     }
-    shown = {title: content for title, content in made.items() if content}
-    links = [element("a", title, href=f"#{anchor(title)}") for title in shown]
-    sections = [element("section", element("h2", title), made[title], id=anchor(title)) for title in shown]
-    navigation = element("div", setting_tabs(), element("nav", *links, aria_label="Sections"))
-    return join([masthead(report), element("div", navigation, class_="bar"), element("main", *sections, id="report")])
 
 
-def anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")
-
-
-def masthead(report: Report) -> Html:
-    return element(
-        "header",
-        element("h1", report.title),
-        element("p", report.contents, class_="soft"),
-        *(element("p", remark, class_="warning") for remark in report.code_remarks),
-        element("noscript", element("p", "The charts need JavaScript; the tables are complete without it.")),
-        class_="masthead",
-    )
-
-
-def setting_tabs() -> Html:
-    first = SETTINGS[0]
-    tabs = [
-        element(
-            "button",
-            SETTING_TITLES[setting],
-            type="button",
-            role="tab",
-            data_setting=setting,
-            aria_selected="true" if setting == first else "false",
-            aria_controls="report",
-            tabindex="0" if setting == first else "-1",
-        )
-        for setting in SETTINGS
-    ]
-    return element("div", *tabs, role="tablist", aria_label="Setting")
-
-
-# ---------------------------------------------------------------- the answers
-
-
-def answers(report: Report) -> Html:
-    """The first at a glance, the others on request; arms with nothing to compare in one line.
-
-    Nothing where no method has both arms.
-    """
-    if not report.comparisons:
-        return Html()
-    indices = {pairing.name: str(index) for index, pairing in enumerate(report.pairings)}
-    cards = [answer(pairing, indices[pairing.name]) for pairing in report.comparisons]
-    about = "By average accuracy, one pair of runs per seed; whole runs and comparisons with many pairs come first."
-    parts = [note(about), element("ol", *cards[:CARDS], class_="answers")]
-    if rest := cards[CARDS:]:
-        more = element("summary", f"Show all {plural(len(cards), 'comparison')}")
-        parts.append(element("details", more, element("ol", *rest, class_="answers")))
-    if report.singles:
-        names = [single(pairing, indices[pairing.name]) for pairing in report.singles]
-        listed = element("ul", *names, class_="notes")
-        parts.append(element("details", element("summary", report.singles_in_words), listed))
-    return join(parts)
-
-
-def answer(pairing: Pairing, index: str) -> Html:
-    apart = ", ".join(pairing.comparison.differing_settings)
-    words = element(
-        "div",
-        element("h3", pairing.name),
-        *badges(pairing),
-        *(element("p", setting_head(setting), pairing.verdict(setting), data_of=setting) for setting in SETTINGS),
-        *([element("p", f"The arms also differ in {apart}.")] if apart else []),
-        show_charts(index),
-    )
-    return element("li", words, element("div", class_="strip", data_strip=index), class_="card answer")
-
-
-def single(pairing: Pairing, index: str) -> Html:
-    return element("li", f"{pairing.name}: {ARM_TITLES[pairing.arms[0]]} only ", show_charts(index))
-
-
-def show_charts(index: str) -> Html:
-    return element("button", "Show its charts", type="button", class_="link", data_pairing=index)
-
-
-def setting_head(setting: str) -> Html:
-    return element("span", f"{SETTING_TITLES[setting]}: ", class_=HEAD)
-
-
-def badges(pairing: Pairing) -> list[Html]:
-    """What a reader in a hurry should not miss."""
-    comparison = pairing.comparison
-    found = []
-    for setting in SETTINGS:
-        said = CONCLUSIONS[pairing.outcome(setting)]
-        found.append(element("span", setting_head(setting), said, class_="badge verdict", data_of=setting))
-    found.append(badge(comparison.budget, warn=not comparison.equal_budget))
-    found.append(badge(plural(pairing.row(SETTINGS[0]).test.pairs, "pair")))
-    found.append(badge(recipe_in_words(pairing.any_run, changed=bool(pairing.changes))))
-    if comparison.differing_settings:
-        found.append(badge("settings of the host differ", warn=True))
-    if comparison.differing_environment:
-        found.append(badge("runs not made alike", warn=True))
-    return found
-
-
-def badge(text: str, warn: bool = False) -> Html:
-    return element("span", text, class_="badge warn" if warn else "badge")
-
-
-# ---------------------------------------------------------------- the table
-
-
-def methods(report: Report) -> Html:
-    """Every method in a row, in a table for every protocol."""
-    if not report.has_overview:
-        return Html()
-    groups = {setting: method_groups(report, setting, report.metrics) for setting in SETTINGS}
-    columns = ("method", "seeds", *map(heading, report.metrics))
-    about = (
-        "Mean ± sample deviation over seeds, in percent; best first by average accuracy, the best of each metric in "
-        "bold. An arrow says which way is better. Methods that learned all tasks at once are bounds and never bold."
-    )
-    parts = []
-    for k, name in enumerate(report.protocols.values()):
-        rows = {setting: list(map(method_row, groups[setting][name])) for setting in SETTINGS}
-        title = f"Methods on {name}" if len(report.protocols) > 1 else "Methods"
-        parts += [element("h3", title)] if len(report.protocols) > 1 else []
-        parts.append(table(columns, rows, texts=1, title=title, name=f"methods-table{k or ''}"))
-    return join([*parts, note(about), *map(note, report.value_remarks)])
-
-
-def method_row(one: MethodRow) -> Html:
-    return row(one.method.name, [], [str(one.seeds), *map(mean_cell, one.cells, one.best)])
-
-
-def mean_cell(text: str, best: bool) -> Html:
-    return element("td", text, class_="n sure" if best else "n")
-
-
-def against(report: Report) -> Html:
-    """Every method against the one that was named; nothing where none was."""
-    if not report.baseline:
-        return Html()
-    said = {s: [f"{one.name}. {one.answer(s)}" for one in tested_against(report)] for s in SETTINGS}
-    rows = {
-        setting: [
-            row(cells[0], cells[1:3], cells[3:])
-            for cells in against_cells(report, setting, report.metrics if report.chosen else OVERVIEW)
-        ]
-        for setting in SETTINGS
+def describe(pairing: Comparison, points: int, cells: int, methods: int) -> dict[str, Any]:
+    runs = {method.arm: list(method.runs.values()) for method in pairing.methods}
+    curves = {arm: loss_curves([run.epochs for run in some], points) for arm, some in runs.items()}
+    confusions = {arm: mean_confusion(some) for arm, some in runs.items()}
+    return {
+        "seeds": {arm: len(some) for arm, some in runs.items()},
+        "answer": {setting: answer(pairing.row(setting).test) for setting in SETTINGS},
+        "views": {setting: view(pairing.methods, setting, cells) for setting in SETTINGS},
+        "losses": {arm: losses(curve) for arm, curve in curves.items() if curve is not None},
+        "confusion": {
+            arm: {"classes": found[0], "matrix": [rounded(row) for row in found[1]]}
+            for arm, found in confusions.items()
+            if found is not None and len(found[0]) ** 2 * methods <= CONFUSION_CELLS
+        },
+        "config": configuration(pairing.methods),
     }
-    missing = untested(report)
-    return join(
-        [
-            element("h3", f"Against {report.baseline}"),
-            bullets_by_setting(said),
-            bullets(missing) if missing else Html(),
-            table(AGAINST_HEAD, rows, texts=3, title="Tests", name="against-table"),
-            note(AGAINST_NOTE),
-        ]
-    )
 
 
-def results(report: Report) -> Html:
-    """Both arms side by side; nothing where no method has both."""
-    if not report.comparisons:
-        return Html()
-    choices = [element("option", "all metrics", value="")]
-    choices += [element("option", ", ".join(TITLES[metric]), value=metric) for metric in report.metrics]
-    rows = {
-        setting: [
-            result_row(pairing, pairing.row(setting, metric))
-            for pairing in report.pairings
-            for metric in report.metrics
-            if metric in pairing.metrics
-        ]
-        for setting in SETTINGS
+def answer(test: PairedTest) -> dict[str, Any] | None:
+    if test.difference is None:
+        return None
+    difference = signed(test.difference)
+    limits = f", 95 % interval {interval(test)}" if test.p is not None else ""
+    values = [test.difference, test.low, test.high]
+    return {"values": values, "difference": difference, "label": f"difference {difference}{limits}"}
+
+
+def view(methods: list[Method], setting: str, cells: int) -> dict[str, Any]:
+    runs = {method.arm: list(method.runs.values()) for method in methods}
+    tasks = methods[0].tasks
+    steps, kept = thin(tasks, CURVE_TASKS), thin(tasks, cells)
+    bands = {arm: accuracy_band(some, setting) for arm, some in runs.items()}
+    matrices = {arm: mean_matrix(some, setting) for arm, some in runs.items()}
+    points = {arm: zip(*balance(some, setting), strict=True) for arm, some in runs.items()}
+    return {
+        "steps": [step + 1 for step in steps],
+        "curve": {
+            arm: {name: rounded(getattr(band, name)[steps]) for name in ("mean", "low", "high")}
+            for arm, band in bands.items()
+        },
+        "kept": [task + 1 for task in kept],
+        "matrix": {
+            arm: [rounded(matrix[k, kept[: row + 1]]) for row, k in enumerate(kept)] for arm, matrix in matrices.items()
+        },
+        "balance": {arm: [rounded(point) for point in list(both)[:CURVE_TASKS]] for arm, both in points.items()},
     }
-    columns = ("method", "metric", "host", "with flashback", "difference", "95 % interval", "p", "pairs")
-    choice = element("label", "Show ", element("select", *choices, id="metric"))
-    return join(
-        [
-            element("div", choice, class_="controls"),
-            table(columns, rows, texts=2, title="Results", name="results-table"),
-            note(
-                "Mean ± sample deviation over seeds, in percent. Difference, interval and p: paired t-test by seed. "
-                "▲ better and ▼ worse with flashback; bold where p < 0.05. The arrow beside a metric says which way is "
-                "better. SPR is forgetting in percent of the accuracy on the last task, so read it together with NTA; "
-                "of negative forgetting there is none."
-            ),
-            *map(note, [*report.seed_remarks, *([] if report.has_overview else report.value_remarks)]),
-        ]
-    )
 
 
-def result_row(pairing: Pairing, found: Row) -> Html:
-    test, long = found.test, TITLES[found.metric][1]
-    sure = "sure" if test.p is not None and test.p < SIGNIFICANT else ""
-    kind = " ".join(f"n {direction(found.metric, test.difference)} {sure}".split())
-    numbers = [
-        *(spread(found.mean[arm], found.deviation[arm]) for arm in ARMS),
-        element("td", signed(test.difference), class_=kind),
-        interval(test),
-        probability(test.p),
-        str(test.pairs),
-    ]
-    return row(pairing.name, [heading(found.metric)], numbers, data_metric=found.metric, title=long)
+def losses(curve: Losses) -> dict[str, Any]:
+    return {
+        "segments": [[segment.task, segment.stage, segment.start, segment.stop] for segment in curve.segments],
+        "x": rounded(curve.x),
+        "terms": {name: [float(f"{value:.4g}") for value in values] for name, values in curve.terms.items()},
+    }
 
 
-# ---------------------------------------------------------------- charts, which the page draws from its data
+def configuration(methods: list[Method]) -> list[list[str]]:
+    """Each key with its value, or with one value per arm where they differ."""
+    columns = []
+    for method in methods:
+        settings = dotted(method.settings) | {"seed": method.seeds}
+        if method.arm == HOST:  # the settings of flashback have no effect
+            settings |= {k: ABSENT for k in settings if k.startswith("flashback.") and k != "flashback.enabled"}
+        columns.append(settings)
+    rows = []
+    for key in dict.fromkeys(key for column in columns for key in column):
+        values = [value_in_words(column[key]) if key in column else "" for column in columns]
+        rows.append([str(key), *values] if len(set(values)) > 1 else [str(key), values[0]])
+    return rows
 
 
-def details(report: Report) -> Html:
-    options = [element("option", pairing.name, value=str(k)) for k, pairing in enumerate(report.pairings)]
-    charts = [
-        figure(
-            "curve",
-            "Accuracy while learning",
-            "Average accuracy over the tasks learned so far; bands from the lowest to the highest seed.",
-        ),
-        figure(
-            "balance",
-            "Stability against plasticity",
-            "Every task but the last: further right is learned better, further down is kept better.",
-        ),
-        figure("matrices", "Accuracy on every task after every task", "Mean over seeds, in percent.", wide=True),
-        figure(
-            "losses",
-            "Loss terms",
-            "As descended, weights included; mean over seeds. Thin lines divide tasks. Phase 1 is shaded; at the "
-            "dashed line the model flashes back to where it stood, and phase 2 begins.",
-            wide=True,
-        ),
-    ]
-    choice = element("label", "Method ", element("select", *options, id="pairing"))
-    return join([element("div", choice, class_="controls"), element("div", *charts, config_card(), class_="grid")])
-
-
-def similarities(report: Report) -> Html:
-    """Each is about the host it names, whichever method the charts above show."""
-    about = "Linear CKA with a jointly trained reference; higher is closer to having learned everything at once."
-    found = [
-        figure(f"similarity {index}", f"Representations of {similarity.title}", about, wide=True)
-        for index, similarity in enumerate(report.similarities)
-    ]
-    return element("div", *found, class_="grid") if found else Html()
-
-
-def figure(kind: str, title: str, caption: str, wide: bool = False) -> Html:
-    head = element("figcaption", element("h3", title), element("p", caption))
-    plot = element("div", class_="plot", data_draw=kind)
-    return element("figure", head, plot, class_="card wide" if wide else "card")
-
-
-def config_card() -> Html:
-    box = Html('<input type="checkbox" id="differences" checked>')
-    choice = element("label", box, " only what differs between the arms")
-    return element(
-        "div",
-        element("h3", "Settings"),
-        element("div", choice, class_="controls"),
-        scrolling("Settings", class_="wrap", data_draw="config"),
-        class_="card wide",
-    )
+def rounded(values: Iterable[float]) -> list[float]:
+    return [round(float(value), 2) for value in values]

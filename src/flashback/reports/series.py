@@ -1,4 +1,4 @@
-"""What the charts show: pure functions of the records of one arm, thinned out to what an eye can tell apart."""
+"""The numbers of the charts: pure functions of the runs of one method."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashback.metrics import average_accuracies
-from flashback.records import RunRecord
-from flashback.reports.reading import Epoch
+from flashback.results import Epoch, Run
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Band:
-    """A curve over tasks: the mean over seeds, and the lowest and highest of them."""
+    """A curve over tasks: the mean over seeds, with the lowest and highest seed."""
 
     mean: Array
     low: Array
@@ -36,23 +35,22 @@ class Segment:
 
 @dataclass(frozen=True)
 class Losses:
-    """Loss terms over the epochs of a run, the mean over seeds; NaN where a term is not there."""
+    """Loss terms over the epochs of a run, mean over seeds; NaN where a term is absent."""
 
     segments: list[Segment]
     x: Array
     terms: dict[str, Array]
 
 
-def accuracy_band(records: Sequence[RunRecord], setting: str) -> Band:
+def accuracy_band(runs: Sequence[Run], setting: str) -> Band:
     """Average accuracy after each task."""
-    curves = np.array([average_accuracies(record.results[setting]["matrix"]) for record in records])
+    curves = np.array([average_accuracies(run.matrix(setting)) for run in runs])
     return Band(curves.mean(0), curves.min(0), curves.max(0))
 
 
-def mean_matrix(records: Sequence[RunRecord], setting: str) -> Array:
+def mean_matrix(runs: Sequence[Run], setting: str) -> Array:
     """The mean accuracy matrix, NaN above the diagonal."""
-    matrices = [square(record.results[setting]["matrix"]) for record in records]
-    return np.asarray(np.mean(matrices, axis=0))
+    return np.asarray(np.mean([square(run.matrix(setting)) for run in runs], axis=0))
 
 
 def square(rows: Sequence[Sequence[float]]) -> Array:
@@ -63,18 +61,38 @@ def square(rows: Sequence[Sequence[float]]) -> Array:
     return matrix
 
 
-def balance(records: Sequence[RunRecord], setting: str) -> tuple[Array, Array]:
-    """Plasticity and stability of each task but the last: its accuracy when new, and how far it fell from its best.
+def balance(runs: Sequence[Run], setting: str) -> tuple[Array, Array]:
+    """For each task but the last: its accuracy when new, and how far it fell below its best.
 
-    The mean over tasks of the second is `metrics.forgetting`.
+    The mean of the second is `metrics.forgetting`.
     """
     learned, forgotten = [], []
-    for record in records:
-        matrix = square(record.results[setting]["matrix"])
+    for run in runs:
+        matrix = square(run.matrix(setting))
         earlier = range(len(matrix) - 1)
         learned.append([matrix[j, j] for j in earlier])
         forgotten.append([matrix[j:-1, j].max() - matrix[-1, j] for j in earlier])
     return np.mean(learned, axis=0), np.mean(forgotten, axis=0)
+
+
+def mean_confusion(runs: Sequence[Run]) -> tuple[list[str], Array] | None:
+    """Class names and, in percent of each true class, the mean confusion matrix; None unless all runs recorded one.
+
+    Classes of runs with other class orders are brought into the order of the first run.
+    """
+    matrices, names = [], runs[0].class_names
+    for run in runs:
+        counts = run.confusion()
+        if counts is None or not counts:
+            return None
+        matrix, own = np.array(counts, dtype=np.float64), run.class_names[: len(counts)]
+        names = names[: len(counts)]
+        if len(own) != len(counts) or sorted(own) != sorted(names) or len(set(own)) < len(own):
+            return None
+        order = [own.index(name) for name in names]
+        totals = matrix.sum(axis=1, keepdims=True)
+        matrices.append((100 * matrix / np.where(totals > 0, totals, np.nan))[np.ix_(order, order)])
+    return names, np.asarray(np.mean(matrices, axis=0))
 
 
 def loss_curves(runs: Sequence[Sequence[Epoch]], points: int) -> Losses | None:
@@ -94,21 +112,21 @@ def loss_curves(runs: Sequence[Sequence[Epoch]], points: int) -> Losses | None:
     names = list(dict.fromkeys(name for epochs in values.values() for epoch in epochs for name in epoch.losses))
     x, rows = [], []
     for segment in segments:
-        own = sorted(number for task, stage, number in values if (task, stage) == (segment.task, segment.stage))
+        numbers = sorted(number for task, stage, number in values if (task, stage) == (segment.task, segment.stage))
         share = max(1, round(points * (segment.stop - segment.start) / segments[-1].stop))
-        for bucket in np.array_split(own, min(share, len(own))):
+        for bucket in np.array_split(numbers, min(share, len(numbers))):
             epochs = [epoch for number in bucket for epoch in values[segment.task, segment.stage, int(number)]]
             x.append(segment.start + float(bucket.mean()) + 1)  # a loss is known when its epoch ends
-            rows.append([mean_of(name, epochs) for name in names])
+            rows.append([_mean_loss(name, epochs) for name in names])
     table = np.array(rows)
     return Losses(segments, np.array(x), {name: table[:, k] for k, name in enumerate(names)})
 
 
-def mean_of(name: str, epochs: Sequence[Epoch]) -> float:
+def _mean_loss(name: str, epochs: Sequence[Epoch]) -> float:
     known = [epoch.losses[name] for epoch in epochs if name in epoch.losses]
     return float(np.mean(known)) if known else float("nan")
 
 
 def thin(count: int, most: int) -> list[int]:
-    """At most so many of `count` indices, evenly spread, the first and the last among them."""
+    """At most `most` of `count` indices, evenly spread, with the first and the last."""
     return sorted({round(index) for index in np.linspace(0, count - 1, min(count, most))})

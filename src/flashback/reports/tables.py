@@ -1,348 +1,280 @@
-"""The results as Markdown, LaTeX and CSV."""
+"""The tables of a report, whatever form they are written in."""
 
 from __future__ import annotations
 
-import csv
-import io
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
-from flashback.reports.against import tested_against, untested
-from flashback.reports.markdown import plain, table_lines
-from flashback.reports.overview import (
-    AGAINST_HEAD,
-    AGAINST_NOTE,
-    OVERVIEW,
-    MethodRow,
-    against_cells,
-    method_groups,
-    tests_against,
-)
-from flashback.reports.pairings import Pairing, Report
-from flashback.reports.printed import inconsistencies, notes_on, references_beside
-from flashback.reports.reading import Run
-from flashback.reports.rows import (
-    ABOUT,
-    TASK_COLUMNS,
-    about_run,
-    accuracy_rows,
-    by_classifier,
-    metrics_in,
-    settings_in,
-    varying_settings,
-)
-from flashback.reports.sections import remarks
+from flashback.reports.report import Report
+from flashback.reports.series import mean_confusion
 from flashback.reports.words import (
     ABSENT,
     ARM_TITLES,
-    SETTING_TITLES,
+    HIGHER_IS_BETTER,
     TITLES,
+    direction,
     heading,
-    seeds_with_value,
+    interval,
+    number,
+    plural,
+    probability,
+    sample_text,
     signed,
-    spread,
 )
-from flashback.reports.words import probability as p_value
-from flashback.studies.comparison import Row
+from flashback.results import Method, Row
+from flashback.results.comparison import SIGNIFICANT
 
-LATEX_SPECIALS = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "–": "--", "|": r"\textbar{}",
-}  # fmt: skip
+OVERVIEW = ("average_accuracy", "average_incremental_accuracy", "forgetting")  # where there is no space for all
+PERCENT = "Mean ± sample deviation over seeds, in percent."
+MOST_CLASSES = 20  # of a table of classes in a text; CSV has all
 
 
-# ---------------------------------------------------------------- Markdown
+class Cell(str):
+    """Text with the kinds of its cell, such as "better sure": an improvement, and significant."""
+
+    kind: str
+
+    def __new__(cls, text: str, kind: str = "") -> Cell:
+        cell = super().__new__(cls, text)
+        cell.kind = kind
+        return cell
 
 
-def markdown_tables(report: Report) -> str:
-    lines = [f"# {report.title}", "", f"{plain(report.contents)}.", ""]
-    lines += [*(f"- {plain(remark)}" for remark in report.code_remarks), ""] if report.code_remarks else []
-    for setting in SETTINGS:
-        lines += [f"## {SETTING_TITLES[setting].capitalize()}", ""]
-        if report.comparisons:
-            lines += [
-                f"- **{plain(pairing.name)}.** {plain(pairing.answer(setting))}" for pairing in report.comparisons
+Rows = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its first `texts` columns hold words, the others numbers. Rows are by setting, or under ""."""
+
+    title: str
+    columns: Sequence[str]
+    texts: int
+    rows: dict[str, Rows]
+    notes: Sequence[str] = ()
+    name: str = ""
+
+    def __bool__(self) -> bool:
+        return any(self.rows.values())
+
+
+def by_setting(rows: Callable[[str], Rows]) -> dict[str, Rows]:
+    return {setting: rows(setting) for setting in SETTINGS}
+
+
+def results_table(report: Report) -> Table:
+    """One row per comparison and metric."""
+
+    def rows(setting: str) -> Rows:
+        return [
+            result_row(pairing.name, pairing.row(setting, metric))
+            for pairing in report.pairings
+            for metric in report.metrics
+            if metric in pairing.metric_names
+        ]
+
+    notes = [
+        f"{PERCENT} Difference, interval and p: paired t-test by seed. ▲ better and ▼ worse with flashback; bold where "
+        "p < 0.05. The arrow beside a metric shows which way is better. SPR is forgetting in percent of the accuracy "
+        "on the last task, so read it together with NTA; it is undefined where forgetting is negative.",
+        *report.seed_remarks,
+        *([] if report.has_overview else report.missing_remarks(report.metrics)),
+    ]
+    columns = ("method", "metric", "host", "with flashback", "difference", "95 % interval", "p", "pairs")
+    return Table("Results", columns, 2, by_setting(rows), notes, "results-table")
+
+
+def result_row(name: str, row: Row) -> list[str]:
+    test = row.test
+    sure = " sure" if test.p is not None and test.p < SIGNIFICANT else ""
+    difference = Cell(signed(test.difference), f"{direction(row.metric, test.difference)}{sure}".strip())
+    samples = [sample_text(sample) for sample in (row.left, row.right)]
+    return [name, heading(row.metric), *samples, difference, interval(test), probability(test.p), str(test.pairs)]
+
+
+def arms_table(report: Report) -> Table:
+    """One row per arm and one for the difference, with a column per metric, as papers have them."""
+
+    def rows(setting: str) -> Rows:
+        result = []
+        for pairing in report.comparisons:
+            found = [pairing.row(setting, m) if m in pairing.metric_names else None for m in report.metrics]
+            result += [
+                [pairing.name, ARM_TITLES[HOST], *(sample_text(row.left) if row else ABSENT for row in found)],
+                [pairing.name, ARM_TITLES[FLASHBACK], *(sample_text(row.right) if row else ABSENT for row in found)],
+                [pairing.name, "difference", *map(change, found)],
             ]
-            lines += [f"- {plain(report.singles_in_words)}."] if report.singles else []
-            lines += ["", *markdown_table(Report(report.comparisons, [], {}, chosen=report.chosen), setting), ""]
-        if report.has_overview:
-            lines += markdown_methods(report, setting)
-        lines += markdown_against(report, setting)
-    lines += [f"{PERCENT}{BRACKETS if report.comparisons else ''}. Arrows say which way is better."]
-    said = [*report.seed_remarks, *report.value_remarks, *remarks(report)]
-    lines += ["", *(f"- {plain(remark)}" for remark in said)] if said else []
-    lines += markdown_printed(report)
-    if report.skipped:
-        lines += ["", "## Left out", "", *(f"- {plain(name)}: {plain(why)}" for name, why in report.skipped.items())]
-    return "\n".join(lines) + "\n"
+        return result
 
-
-def markdown_table(report: Report, setting: str) -> list[str]:
-    rows = [row for block in blocks(report, setting) for row in block]
-    return table_lines(["method", "arm", *map(heading, report.metrics)], rows, texts=2)
-
-
-def markdown_methods(report: Report, setting: str) -> list[str]:
-    """A table for every protocol."""
-    lines = []
-    groups = method_groups(report, setting, report.metrics)
-    for name, group in groups.items():
-        where = f" on {plain(name)}" if len(groups) > 1 else ""
-        rows = [[row.method.name, str(row.seeds), *row.cells] for row in group]
-        table = table_lines(["method", "seeds", *map(heading, report.metrics)], rows)
-        lines += [f"All methods{where}, best first:", "", *table, ""]
-    return lines
-
-
-def markdown_against(report: Report, setting: str) -> list[str]:
-    """Nothing unless the report is asked to test against a method."""
-    if not report.baseline:
-        return []
-    answers = [f"- **{plain(one.name)}.** {plain(one.answer(setting))}" for one in tested_against(report)]
-    missing = [f"- {plain(sentence)}" for sentence in untested(report)]
-    tests = against_cells(report, setting, report.metrics if report.chosen else OVERVIEW)
-    table = ["", *table_lines(AGAINST_HEAD, tests, texts=3), "", AGAINST_NOTE] if tests else []
-    return [f"### Against {plain(report.baseline)}", "", *answers, *missing, *table, ""]
-
-
-def markdown_printed(report: Report) -> list[str]:
-    rows = []
-    for pairing in report.pairings:
-        for printed in pairing.printed:
-            row = pairing.row(printed.setting, printed.metric)
-            name = f"{pairing.name}, {SETTING_TITLES[printed.setting]}"
-            ours = [spread(row.mean[arm], row.deviation[arm]) for arm in ARMS]
-            theirs = [printed.text(arm) or ABSENT for arm in ARMS]
-            rows.append([name, TITLES[printed.metric][0], printed.where, theirs[0], ours[0], theirs[1], ours[1]])
-    if not rows:
-        return []
-    head = ["method", "metric", "printed in", "host, printed", "host, here", "flashback, printed", "flashback, here"]
-    shown = [printed for pairing in report.pairings for printed in pairing.printed]
-    said = {
-        "To be known of printed values": notes_on(shown),
-        "Quoted in the same tables, not run here": references_beside(shown),
-        "Printed values that do not follow from their tables": inconsistencies(report.benchmarks),
-    }
-    what = [["", f"{about}:", "", *(f"- {plain(one)}" for one in found)] for about, found in said.items() if found]
-    return ["", "## The paper", "", *table_lines(head, rows, texts=3), *(line for lines in what for line in lines)]
-
-
-# ---------------------------------------------------------------- LaTeX
-
-
-def latex_tables(report: Report) -> str:
-    """For each setting all methods, one row each, and the comparisons with their differences."""
-    compared = Report(report.comparisons, [], {}, chosen=report.chosen)
-    tables = [latex_methods(report, setting) for setting in SETTINGS] if report.has_overview else []
-    tables += [latex_comparisons(compared, setting) for setting in SETTINGS] if report.comparisons else []
-    return "\n".join(["% needs \\usepackage{booktabs}", *(f"% {latex(line)}" for line in report.code_remarks), *tables])
-
-
-def latex_comparisons(report: Report, setting: str) -> str:
-    groups = [[latex_row(row) for row in said_once(block)] for block in blocks(report, setting)]
-    about = "; difference with $p$ of the paired $t$-test by seed in brackets"
-    return latex_table(report, setting, f"flashback-{setting}", about, report.seed_remarks, ["method", "arm"], groups)
-
-
-def said_once(block: Sequence[Sequence[str]]) -> list[list[str]]:
-    """A name that is that of the row above is left out."""
-    before = ["", *(row[0] for row in block)]
-    return [["" if row[0] == above else row[0], *row[1:]] for row, above in zip(block, before, strict=False)]
-
-
-def latex_methods(report: Report, setting: str) -> str:
-    groups = {
-        name: list(map(latex_method, rows)) for name, rows in method_groups(report, setting, report.metrics).items()
-    }
-    about, head = "; the best of each metric in bold", ["method", "seeds"]
-    if len(groups) > 1:  # each under a line with its name
-        about += " within each block"
-        span = rf"    \multicolumn{{{len(head) + len(report.metrics)}}}{{l}}"
-        groups = {name: [rf"{span}{{\emph{{{latex(name)}}}}} \\", *rows] for name, rows in groups.items()}
-    return latex_table(report, setting, f"methods-{setting}", about, report.value_remarks, head, list(groups.values()))
-
-
-def latex_method(row: MethodRow) -> str:
-    cells = [
-        rf"\textbf{{{latex(cell)}}}" if best else latex(cell) for cell, best in zip(row.cells, row.best, strict=True)
-    ]
-    return latex_line([latex(row.method.name), str(row.seeds), *cells])
-
-
-def latex_table(
-    report: Report,
-    setting: str,
-    label: str,
-    about: str,
-    remarks: Sequence[str],
-    head: Sequence[str],
-    groups: Sequence[Sequence[str]],
-) -> str:
-    """A rule stands above every group of rows."""
-    lines = [
-        r"\begin{table}",
-        r"  \centering",
-        rf"  \caption{{{SETTING_TITLES[setting].capitalize()} results on {latex(report.where)} in percent: mean $\pm$ "
-        rf"sample deviation over seeds{about}.{''.join(f' {latex(remark)}' for remark in remarks)}}}",
-        rf"  \label{{tab:{label.replace('_', '-')}}}",
-        rf"  \begin{{tabular}}{{ll{'r' * len(report.metrics)}}}",
-        r"    \toprule",
-        latex_row([*head, *map(heading, report.metrics)]),
-    ]
-    rows = [line for group in groups for line in (r"    \midrule", *group)]
-    return "\n".join([*lines, *rows, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
-
-
-def latex_row(cells: Sequence[str]) -> str:
-    return latex_line(list(map(latex, cells)))
-
-
-def latex_line(cells: Sequence[str]) -> str:
-    return "    " + " & ".join(cells) + r" \\"
-
-
-def latex(text: str) -> str:
-    escaped = "".join(LATEX_SPECIALS.get(character, character) for character in " ".join(text.split()))
-    return re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped)  # a minus, not a hyphen
-
-
-# ---------------------------------------------------------------- both
-
-PERCENT = "Mean ± sample deviation over seeds, in percent"
-BRACKETS = "; difference with p of the paired t-test by seed in brackets"
-
-
-def blocks(report: Report, setting: str) -> list[list[list[str]]]:
-    """The rows of pairings: each with its arms and their difference; a host that several share stands there once."""
-    shared: dict[tuple[str, ...], list[Pairing]] = {}
-    for pairing in report.pairings:
-        alone = () if pairing.of(HOST) else (pairing.name,)
-        shared.setdefault(tuple(run.name for run in pairing.of(HOST)) or alone, []).append(pairing)
-    return [block(report, group, setting) for group in shared.values()]
-
-
-def block(report: Report, group: Sequence[Pairing], setting: str) -> list[list[str]]:
-    if len(group) == 1:
-        return [[group[0].name, *cells] for cells in arm_rows(group[0], setting, report.metrics)]
-    (_, *host), *_ = arm_rows(group[0], setting, report.metrics)
-    rest = [[one.name, *cells] for one in group for cells in list(arm_rows(one, setting, report.metrics))[1:]]
-    return [[report.method_of(group[0], HOST).name, ARM_TITLES[HOST], *host], *rest]
-
-
-def arm_rows(pairing: Pairing, setting: str, metrics: Sequence[str]) -> Iterator[list[str]]:
-    """One row per arm, as the paper has them, and their difference."""
-    rows = [pairing.row(setting, metric) if metric in pairing.metrics else None for metric in metrics]
-    for arm in pairing.arms:
-        yield [ARM_TITLES[arm], *(spread(row.mean[arm], row.deviation[arm]) if row else ABSENT for row in rows)]
-    if len(pairing.arms) == len(ARMS):
-        yield ["difference", *(change(row) for row in rows)]
+    columns = ("method", "arm", *map(heading, report.metrics))
+    about = f"{PERCENT} In brackets: p of the paired t-test by seed. Arrows show which way is better."
+    return Table("Results", columns, 2, by_setting(rows), [about])
 
 
 def change(row: Row | None) -> str:
+    """The difference with p, or with the reason why there is none."""
     if row is None or row.test.difference is None:
         return ABSENT
-    return signed(row.test.difference) + in_brackets(row)
-
-
-def in_brackets(row: Row) -> str:
-    """p; without one, why, where a reader who sees the number of seeds would expect it."""
     if row.test.p is not None:
-        return f" ({p_value(row.test.p)})"
-    if row.test.pairs > 1:
-        return " (alike)"
-    return " (1 pair)" if max(map(len, row.values.values())) > 1 else ""
+        return f"{signed(row.test.difference)} ({probability(row.test.p)})"
+    several = max(len(row.left.values), len(row.right.values)) > 1
+    reason = " (equal at all seeds)" if row.test.pairs > 1 else " (1 pair)" if several else ""
+    return signed(row.test.difference) + reason
 
 
-# ---------------------------------------------------------------- CSV
-
-COLUMNS = (
-    "method", "host", "benchmark", "recipe", "setting", "metric", "host_mean", "host_deviation", "host_seeds",
-    "flashback_mean", "flashback_deviation", "flashback_seeds", "difference", "low", "high", "t", "p", "pairs",
-    "budget", "host_printed", "flashback_printed", "printed_in",
-)  # fmt: skip
-
-
-RUN_COLUMNS = (*ABOUT, "setting", "classifier", "metric", "value")
-AGAINST_COLUMNS = (
-    "method", "against", "benchmark", "setting", "metric", "against_mean", "against_deviation", "against_seeds",
-    "method_mean", "method_deviation", "method_seeds", "difference", "low", "high", "t", "p", "p_adjusted", "pairs",
-    "differing",
-)  # fmt: skip
-Cells = Iterable[str | float | None]
+def methods_tables(report: Report, metrics: Sequence[str]) -> list[Table]:
+    """Every method in a row, best first, in one table per protocol; empty where there are only two arms."""
+    if not report.has_overview:
+        return []
+    ranked = {setting: report.ranked(setting) for setting in SETTINGS}
+    columns = ("method", "seeds", *map(heading, metrics))
+    tables = []
+    for k, name in enumerate(report.protocols.values()):
+        rows = {setting: method_rows(ranked[setting][name], setting, metrics) for setting in SETTINGS}
+        title = f"Methods on {name}" if len(report.protocols) > 1 else "Methods"
+        tables.append(Table(title, columns, 1, rows, name=f"methods-table{k or ''}"))
+    return tables
 
 
-def csv_table(report: Report) -> str:
-    """One line per method, setting and metric, in full precision, with the settings that differ among the runs."""
-    varying = varying_settings(report.runs)
-    rows = (
-        [*csv_values(pairing, row), *settings_in(pairing.last_run, varying).values()]
-        for pairing in report.pairings
-        for row in pairing.comparison.rows
+METHODS_NOTE = (
+    f"{PERCENT} Best first by average accuracy, the best of each metric in bold. Arrows show which way is better. "
+    "Methods that learned all tasks at once are upper bounds and never bold."
+)
+
+
+def method_rows(methods: Sequence[Method], setting: str, metrics: Sequence[str]) -> Rows:
+    samples = {m.name: {key: m.sample(key, setting) for key in metrics if key in m.metric_names} for m in methods}
+    best: dict[str, str] = {}
+    for metric in metrics:
+        means = [samples[m.name][metric].mean for m in methods if metric in samples[m.name] and not m.is_bound]
+        known = [mean for mean in means if mean is not None]
+        if len(set(map(number, known))) > 1:  # where all are equal, none is the best
+            best[metric] = number((max if HIGHER_IS_BETTER[metric] else min)(known))
+    rows: Rows = []
+    for method in methods:
+        cells: list[str] = []
+        for metric in metrics:
+            sample = samples[method.name].get(metric)
+            sure = sample is not None and not method.is_bound and number(sample.mean) == best.get(metric)
+            cells.append(Cell(sample_text(sample) if sample else ABSENT, "sure" if sure else ""))
+        rows.append([method.name, str(len(method.runs)), *cells])
+    return rows
+
+
+def against_table(report: Report, metrics: Sequence[str]) -> Table:
+    """Every method beside the one that it is tested against."""
+
+    def rows(setting: str) -> Rows:
+        return [
+            [
+                test.right.name,
+                test.left.name,
+                TITLES[row.metric][0],
+                *(sample_text(sample) for sample in (row.right, row.left)),
+                *(signed(row.test.difference), interval(row.test), probability(row.test.p), probability(adjusted)),
+                str(row.test.pairs),
+            ]
+            for test, row, adjusted in report.tested(setting, metrics)
+            if row.test.pairs
+        ]
+
+    numbers = ("method's", "baseline's", "difference", "95 % interval", "p", "p adj.", "pairs")
+    about = (
+        "Difference: the method minus the baseline, with a paired t-test over common seeds. p adj. is adjusted for all "
+        "tests of a metric by Holm's method."
     )
-    return csv_text([*COLUMNS, *varying], rows)
+    return Table("Tests", ("method", "against", "metric", *numbers), 3, by_setting(rows), [about], "against-table")
 
 
-def csv_of_runs(report: Report) -> str:
-    """One line per run, setting, classifier and metric, in full precision; empty where a metric has no value.
+def references_table(report: Report) -> Table:
+    """Published values beside measured ones."""
 
-    A run of the host alone stands under every method that it is compared in.
-    """
-    varying = varying_settings(report.runs)
-    runs = ((pairing, run) for pairing in report.pairings for run in pairing.runs.values())
-    rows = (
-        [*values, *settings_in(run, varying).values()] for pairing, run in runs for values in run_values(pairing, run)
-    )
-    return csv_text([*RUN_COLUMNS, *varying], rows)
+    def rows(setting: str) -> Rows:
+        result: Rows = []
+        for pairing, reference in report.references_beside:
+            if reference.setting == setting:
+                row = pairing.row(setting, reference.metric)
+                published = [Cell(reference.text(arm) or ABSENT, "long") for arm in ARMS]
+                both = len(reference.value) == len(ARMS)
+                difference = signed(reference.value[FLASHBACK] - reference.value[HOST]) if both else ABSENT
+                numbers = [published[0], sample_text(row.left), published[1], sample_text(row.right)]
+                words = [pairing.name, TITLES[reference.metric][0], reference.where]
+                result.append([*words, *numbers, difference, signed(row.test.difference)])
+        return result
+
+    columns = [f"{what}, {whose}" for what in ("host", "flashback", "difference") for whose in ("published", "here")]
+    shown = [reference for _, reference in report.references_beside]
+    notes = [
+        "Only runs on all tasks and training images, with the epochs of their recipe, are shown here. Other settings "
+        "may differ from the published ones. A quoted value comes from an earlier publication.",
+        *dict.fromkeys(f"{one.host}: {one.note}" for one in shown if one.note),
+        *(f"Not run here: {sentence}" for sentence in report.references.not_run_here(shown)),
+    ]
+    return Table("Published values", ("method", "metric", "published in", *columns), 3, by_setting(rows), notes)
 
 
-def csv_of_tasks(report: Report) -> str:
-    """One line per run, setting, classifier and pair of tasks: the accuracy on `task` after `after_task`."""
-    varying = varying_settings(report.runs)
-    return csv_text([*TASK_COLUMNS, *varying], (row.values() for row in accuracy_rows(report)))
+def classes_table(report: Report) -> list[Table]:
+    """Accuracy on every class after the last task, by method, where the records have it."""
+    columns: dict[tuple[str, ...], dict[str, Any]] = {}
+    for method in report.methods:
+        confusion = mean_confusion(list(method.runs.values()))
+        if confusion is not None:
+            names, matrix = confusion
+            columns.setdefault(tuple(names), {})[method.name] = matrix.diagonal()
+    about = "Accuracy on each class after the last task, class-incremental, mean over seeds, in percent."
+    return [
+        Table(
+            "Accuracy by class",
+            ("class", *accuracies),
+            1,
+            {"": [[name, *(number(values[k]) for values in accuracies.values())] for k, name in enumerate(names)]},
+            [about],
+        )
+        for names, accuracies in columns.items()
+    ]
 
 
-def csv_against(report: Report) -> str:
-    """One line per method, setting and metric: its test against the method that was named."""
+def budget_table(report: Report) -> Table:
     rows = []
-    for setting in SETTINGS:
-        for versus, row, adjusted in tests_against(report, setting, report.metrics):
-            sides = [(row.mean[side], row.deviation[side], seeds_with_value(row, side)) for side in (HOST, FLASHBACK)]
-            names = (versus.method.name, versus.base.name, versus.base.any_run.benchmark, setting, row.metric)
-            test = row.test
-            tested = (test.difference, test.low, test.high, test.t, test.p, adjusted, test.pairs)
-            rows.append([*names, *sides[0], *sides[1], *tested, "; ".join(versus.differing)])
-    return csv_text(AGAINST_COLUMNS, rows)
+    for pairing in report.pairings:
+        budget = ABSENT if pairing.is_single else pairing.budget
+        for method in pairing.methods:
+            cost = method.cost
+            amounts = (cost.steps, cost.images, cost.seconds, cost.bytes.get("stable"), cost.bytes.get("plastic"))
+            rows.append([pairing.name, ARM_TITLES[method.arm], budget, *(number(a, ",.0f") for a in amounts)])
+    columns = ("method", "arm", "budget", "optimiser steps", "images", "seconds", "stable bytes", "plastic bytes")
+    about = (
+        "What one run took: means over seeds, and the maximum bytes of stable and plastic knowledge. The budget is "
+        "equal where both arms took the same steps and images at every seed. Runs may have shared the device, so "
+        "seconds do not measure what flashback costs."
+    )
+    return Table("Budget", columns, 3, {"": rows}, [about])
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Cells]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([unspoken(value) for value in values] for values in rows)
-    return text.getvalue()
+def runs_table(report: Report) -> Table:
+    rows = []
+    for run in report.runs:
+        facts = [str(run.record.run.get(key) or ABSENT)[:40] for key in ("device", "precision", "commit")]
+        words = [run.name, run.host, run.benchmark, ARM_TITLES[run.arm], *facts]
+        rows.append([*words, str(run.seed), number(run.metric())])
+    columns = ("folder", "host", "benchmark", "arm", "device", "precision", "commit", "seed", "AA")
+    return Table(plural(len(rows), "run"), columns, 7, {"": rows})
 
 
-def run_values(pairing: Pairing, run: Run) -> Iterator[list[str | float | None]]:
-    for setting in SETTINGS:
-        for classifier, record in by_classifier(run).items():
-            for name, value in metrics_in(record, setting).items():
-                yield [*about_run(pairing, run).values(), setting, classifier, name, value]
+def classifiers_table(report: Report) -> Table:
+    """Average accuracy by classifiers other than the method's own."""
 
+    def rows(setting: str) -> Rows:
+        result = []
+        for pairing in report.pairings:
+            first, *others = [method.classifiers for method in pairing.methods]
+            for name in (name for name in first[1:] if all(name in other for other in others)):
+                row = pairing.row(setting, classifier=name)
+                samples = [sample_text(sample) for sample in (row.left, row.right)]
+                result.append([pairing.name, name, *samples, signed(row.test.difference), probability(row.test.p)])
+        return result
 
-def csv_values(pairing: Pairing, row: Row) -> Iterator[str | float | None]:
-    comparison, test = pairing.comparison, row.test
-    yield from (pairing.name, comparison.host, comparison.benchmark, comparison.recipe, row.setting, row.metric)
-    for arm in ARMS:
-        yield from (row.mean[arm], row.deviation[arm], seeds_with_value(row, arm))
-    yield from (test.difference, test.low, test.high, test.t, test.p, test.pairs, comparison.budget)
-    found = [printed for printed in pairing.printed if (printed.setting, printed.metric) == (row.setting, row.metric)]
-    for arm in (HOST, FLASHBACK):
-        yield "; ".join(str(printed.value[arm]) for printed in found if arm in printed.value)
-    yield "; ".join(printed.where for printed in found)
-
-
-def unspoken(value: str | float | None) -> str | float | None:
-    """Spreadsheets take text that starts like a formula for one."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    columns = ("method", "classifier", "host", "with flashback", "difference", "p")
+    return Table("Average accuracy by other classifiers", columns, 2, by_setting(rows))

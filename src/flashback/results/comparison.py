@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from flashback.metrics import PairedTest, mean, paired_test, verdict
+from flashback.metrics.accuracy import METRICS
 from flashback.recipes import config_from_dict
 from flashback.recipes.catalogue import AS_PUBLISHED
 from flashback.records import differing_keys
@@ -75,6 +76,7 @@ class Comparison:
     name: str = ""
     failures: dict[str, str] = field(default_factory=dict)
     reused: list[str] = field(default_factory=list)
+    planned_seeds: list[int] = field(default_factory=list)  # asked for, though runs may have failed
     further_seeds: list[int] = field(default_factory=list)  # finished in the folder already, though not asked for
 
     @property
@@ -101,23 +103,23 @@ class Comparison:
 
     @property
     def seeds(self) -> list[int]:
-        return sorted({*self.left.runs, *self.right.runs})
+        return list(dict.fromkeys([*self.planned_seeds, *sorted({*self.left.runs, *self.right.runs})]))
 
     @property
     def common_seeds(self) -> list[int]:
         return [seed for seed in self.seeds if seed in self.left.runs and seed in self.right.runs]
 
-    @property
+    @cached_property
     def metric_names(self) -> list[str]:
         """The metrics that both sides have."""
-        first, *others = [method.metric_names for method in self.methods]
+        first, *others = [method.metric_names for method in self.methods] or [list(METRICS)]
         return [name for name in first if all(name in other for other in others)]
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         return all(method.is_whole for method in self.methods)
 
-    @property
+    @cached_property
     def changes(self) -> dict[str, Any]:
         """The settings of either side that differ from its recipe."""
         return {key: value for method in self.methods for key, value in method.changes.items()}
@@ -130,8 +132,15 @@ class Comparison:
         self, setting: str = CLASS_INCREMENTAL, metric: str = "average_accuracy", classifier: str | None = None
     ) -> Row:
         """One metric, by the methods' own classifiers unless another is named."""
-        left, right = (method.sample(metric, setting, classifier) for method in (self.left, self.right))
-        return Row.of(setting, metric, left, right)
+        key = (setting, metric, classifier)
+        if key not in self._rows:
+            left, right = (method.sample(metric, setting, classifier) for method in (self.left, self.right))
+            self._rows[key] = Row.of(setting, metric, left, right)
+        return self._rows[key]
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, str, str | None], Row]:
+        return {}
 
     @property
     def cost(self) -> dict[str, Cost]:

@@ -121,7 +121,7 @@ class Run:
         known = names if isinstance(names, list) else []
         return [str(known[k]) if 0 <= k < len(known) else f"class {k}" for k in order]
 
-    @property
+    @cached_property
     def metric_names(self) -> list[str]:
         """The metrics worth showing: averages over images only where tasks differ in size."""
         run = self.record.run

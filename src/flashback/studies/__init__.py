@@ -1,6 +1,7 @@
 """Many runs, one answer: comparisons, sweeps, tuning, representations."""
 
-from flashback.studies.comparison import Comparison, compare
+from flashback.results import Comparison
+from flashback.studies.comparison import compare
 from flashback.studies.similarity import compare_representations
 from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, read_sweep, run_sweep
 from flashback.studies.tuning import Tuned, tune

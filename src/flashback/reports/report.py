@@ -1,0 +1,329 @@
+"""What there is to report: methods, hosts beside their flashback arms, tests against one method."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+from flashback.errors import require, unknown
+from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks
+from flashback.metrics.statistics import holm
+from flashback.records import differing_keys
+from flashback.records.terms import FLASHBACK, SETTINGS
+from flashback.reports.references import Reference, References, read_references
+from flashback.reports.series import mean_matrix
+from flashback.reports.words import (
+    TITLES,
+    metric_called,
+    missing_values,
+    plural,
+    unmatched_seeds,
+    unvalued_seeds,
+)
+from flashback.results import (
+    Comparison,
+    Method,
+    Row,
+    Run,
+    Runs,
+    Similarity,
+    compare_methods,
+    group_methods,
+    pair_arms,
+    read_runs,
+)
+from flashback.results.comparison import empty_arm
+from flashback.results.method import canonical, setup
+from flashback.results.naming import DIGITS, distinct_names, setting_in_words
+from flashback.results.reading import Folders
+
+
+@dataclass(frozen=True)
+class Report:
+    """Methods and comparisons of all runs, best read with `read_report`.
+
+    `pairings` has every host beside its arm with flashback, and methods without a counterpart.
+    """
+
+    methods: list[Method]
+    pairings: list[Comparison]
+    similarities: list[Similarity] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    baseline: str = ""  # the method that all others are tested against
+    chosen: tuple[str, ...] = ()  # metrics of the tables; all where empty
+    references: References = field(default_factory=References)
+
+    @classmethod
+    def of(cls, found: Runs, **options: object) -> Report:
+        methods = group_methods(found.runs)
+        return cls(methods, pair_arms(methods), found.similarities, found.skipped, **options)  # type: ignore[arg-type]
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """Those with runs of both arms."""
+        return [pairing for pairing in self.pairings if not pairing.is_single]
+
+    @property
+    def singles(self) -> list[Comparison]:
+        """Methods without a counterpart."""
+        return [pairing for pairing in self.pairings if pairing.is_single]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs by benchmark and name of the method."""
+        methods = sorted(self.methods, key=lambda method: (method.benchmark, method.name))
+        return [run for method in methods for run in method.runs.values()]
+
+    @property
+    def benchmarks(self) -> list[str]:
+        return list(dict.fromkeys(pairing.benchmark for pairing in self.pairings))
+
+    @property
+    def where(self) -> str:
+        return ", ".join(Path(benchmark).stem for benchmark in self.benchmarks)
+
+    @property
+    def metrics(self) -> list[str]:
+        return [metric for metric in self.chosen or TITLES if any(metric in p.metric_names for p in self.pairings)]
+
+    @property
+    def has_overview(self) -> bool:
+        """Whether there is more to show than the two arms of one host."""
+        return bool(self.singles) or len(self.methods) > 2
+
+    # ------------------------------------------------------------ protocols
+
+    @cached_property
+    def protocols(self) -> dict[str, str]:
+        """The name of each protocol: the benchmark and what distinguishes it from others on the same benchmark."""
+        runs = {method.protocol: method.any_run for method in self.methods}
+        keys = sorted(runs, key=lambda key: runs[key].benchmark)
+        settings = []
+        for key in keys:
+            facts = {f"benchmark.{name}": value for name, value in runs[key].settings["benchmark"].items()}
+            data = runs[key].data
+            settings.append(facts | {"data": str(data["data_checksum"])[:DIGITS], "class order": data["class_order"]})
+        titles = [Path(runs[key].benchmark).stem for key in keys]
+        return dict(zip(keys, distinct_names(titles, settings), strict=True))
+
+    def ranked(self, setting: str) -> dict[str, list[Method]]:
+        """The methods by name of their protocol, best first: only on the same protocol is one better than another."""
+        groups: dict[str, list[Method]] = {name: [] for name in self.protocols.values()}
+        for method in sorted(self.methods, key=lambda method: -(method.mean(setting=setting) or 0)):
+            groups[self.protocols[method.protocol]].append(method)
+        return groups
+
+    # ------------------------------------------------------------ tests against one method
+
+    def methods_called(self, name: str) -> list[Method]:
+        """The method of this name, or all settings of the host of this name, alone or with flashback."""
+        arms = {method.name: f"{method.host}{' with flashback' * (method.arm == FLASHBACK)}" for method in self.methods}
+        exact = [method for method in self.methods if method.name == name]
+        methods = exact or [method for method in self.methods if name == arms[method.name]]
+        if not methods:
+            raise unknown("method", name, (method.name for method in self.methods))
+        return methods
+
+    @cached_property
+    def _baselines(self) -> dict[str, tuple[Method, list[Method]]]:
+        """By name, every other method with the baselines that it may be tested against."""
+        if not self.baseline:
+            return {}
+        bases = self.methods_called(self.baseline)
+        others = [m for methods in self.ranked(SETTINGS[0]).values() for m in methods if m not in bases]
+        return {one.name: (one, [base for base in bases if not obstacles(base, one)]) for one in others}
+
+    @cached_property
+    def tests(self) -> list[Comparison]:
+        """Every method against the baseline; of several settings of it, the one that is most alike."""
+        return [nearest(bases, method) for method, bases in self._baselines.values() if bases]
+
+    @property
+    def untested(self) -> list[str]:
+        bases = self.methods_called(self.baseline) if self.baseline else []
+        reasons = {
+            method.name: min((obstacles(base, method) for base in bases), key=len)
+            for method, allowed in self._baselines.values()
+            if not allowed
+        }
+        return [f"{name} is not tested against {self.baseline}: {' and '.join(r)}." for name, r in reasons.items()]
+
+    def tested(self, setting: str, metrics: Sequence[str]) -> list[tuple[Comparison, Row, float | None]]:
+        """Every test against the baseline with p adjusted for the number of tests of the metric by Holm's method."""
+        result = []
+        for metric in metrics:
+            tests = [(test, test.row(setting, metric)) for test in self.tests if metric in test.metric_names]
+            adjusted = iter(holm([row.test.p for _, row in tests if row.test.p is not None]))
+            result += [(test, row, None if row.test.p is None else next(adjusted)) for test, row in tests]
+        return result
+
+    # ------------------------------------------------------------ what the paper tests
+
+    def over_methods(self, benchmark: str) -> PairedTest | None:
+        """One pair per method and setting, of means over common seeds; None for fewer than two methods.
+
+        Only methods that ran in full length and with one set of settings count.
+        """
+        whole = [p for p in self.comparisons if p.benchmark == benchmark and p.common_seeds and p.is_whole]
+        times = Counter(pairing.host for pairing in whole)
+        whole = [pairing for pairing in whole if times[pairing.host] == 1]
+        left: dict[str, dict[str, float]] = {}
+        right: dict[str, dict[str, float]] = {}
+        for pairing, setting in product(whole, SETTINGS):
+            first, second = pairing.row(setting).paired_means
+            if first is not None and second is not None:
+                left.setdefault(pairing.name, {})[setting] = first
+                right.setdefault(pairing.name, {})[setting] = second
+        return paired_over_methods(left, right) if len(whole) > 1 else None
+
+    @cached_property
+    def references_beside(self) -> list[tuple[Comparison, Reference]]:
+        return [(pairing, one) for pairing in self.pairings for one in self.references.beside(pairing)]
+
+    # ------------------------------------------------------------ remarks
+
+    @property
+    def title(self) -> str:
+        return "Does flashback help?" if self.comparisons else "How do the methods compare?"
+
+    @property
+    def contents(self) -> str:
+        runs = f"{plural(len(self.runs), 'finished run')} on {self.where}"
+        if not self.comparisons:
+            return f"{runs}: {plural(len(self.methods), 'method')}"
+        counts = {"comparison": len(self.comparisons), "single arm": len(self.singles)}
+        return f"{runs}: {', '.join(plural(count, noun) for noun, count in counts.items() if count)}"
+
+    @property
+    def singles_in_words(self) -> str:
+        hosts = ", ".join(dict.fromkeys(pairing.host for pairing in self.singles))
+        return f"{plural(len(self.singles), 'single arm')}, with nothing to compare: {hosts}"
+
+    @property
+    def shared_changes(self) -> str:
+        """The settings that differ from the recipes and that all methods share; names leave them out."""
+        with_flashback = [method for method in self.methods if method.arm == FLASHBACK]
+        shared = []
+        for key, value in (item for method in self.methods[:1] + with_flashback[:1] for item in method.changes.items()):
+            methods = with_flashback if key.startswith("flashback.") else self.methods
+            words = setting_in_words(key, value)
+            if words not in shared and all(m.changes.get(key, not value) == value for m in methods):
+                shared.append(words)
+        return ", ".join(shared)
+
+    @property
+    def code_remarks(self) -> list[str]:
+        """Name the runs that cannot be compared, or not be relied on, because their code differs."""
+        changed = {run.name: run.record.run.get("changed_on_resume") or [] for run in self.runs}
+        remarks = [
+            f"{name} was resumed in a different environment ({', '.join(map(str, what))})."
+            for name, what in changed.items()
+            if what
+        ]
+        alike: dict[str, list[Run]] = {}
+        for run in self.runs:
+            alike.setdefault(canonical(setup(run)), []).append(run)
+        codes: dict[str, set[str]] = {}
+        for runs in alike.values():
+            if len(digests := {str(run.code or "unknown")[:DIGITS] for run in runs}) > 1:
+                codes.setdefault(runs[0].host, set()).update(digests)
+        return remarks + [
+            f"{host}: its runs were made with different code ({', '.join(sorted(digests))}), so they are not compared "
+            "with each other; run those of the old code again in another folder."
+            for host, digests in codes.items()
+        ]
+
+    @property
+    def difference_remarks(self) -> list[str]:
+        return [remark for pairing in self.pairings for remark in differences(pairing)]
+
+    @property
+    def seed_remarks(self) -> list[str]:
+        """Name the comparisons whose means rest on other seeds than their differences."""
+        remarks = {p.name: [unmatched_seeds(p), *unvalued_seeds(p, self.metrics)] for p in self.pairings}
+        return [f"{name}: {remark}" for name, some in remarks.items() for remark in some if remark]
+
+    def missing_remarks(self, metrics: Sequence[str]) -> list[str]:
+        """Say why columns of a table are empty for a host."""
+        hosts: dict[str, list[str]] = {}
+        for method in self.methods:
+            for reason in missing_values(Comparison(method, empty_arm(method, FLASHBACK)), metrics):
+                hosts.setdefault(reason, []).append(method.host)
+        return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in hosts.items()]
+
+
+def read_report(
+    folders: Folders,
+    *,
+    against: str = "",
+    metrics: Sequence[str] = (),
+    references: str | Path | None = None,
+    labels: Mapping[str, str | Path] | None = None,
+) -> Report:
+    """Read every finished run below the folders and group it into methods and comparisons.
+
+    Args:
+        folders: One folder or several.
+        against: A method that all others are tested against, such as "icarl" or "icarl with flashback".
+        metrics: The metrics of the tables, in this order, by short title or key; all if empty.
+        references: A YAML file of published values to show beside the measured ones.
+        labels: Names for the runs below a folder, as `{"our net": "runs/mynet"}`.
+
+    Raises:
+        FlashbackError: A folder, file, method, metric or label does not exist.
+    """
+    published = read_references(references) if references else References()
+    chosen = tuple(dict.fromkeys(map(metric_called, metrics)))
+    report = Report.of(read_runs(folders, labels), baseline=against, chosen=chosen, references=published)
+    if report.pairings:
+        require(bool(report.metrics), f"these runs have no {', '.join(metrics)}; choose other metrics (--metrics)")
+        if against:
+            report.methods_called(against)
+    return report
+
+
+def differences(pairing: Comparison) -> list[str]:
+    """Say where runs that are compared were not made alike."""
+    remarks = []
+    if pairing.differing_settings and not pairing.is_single:
+        remarks.append(f"{pairing.name}: the arms differ in {', '.join(pairing.differing_settings)}.")
+    if pairing.differing_environment:
+        remarks.append(f"{pairing.name}: the runs differ in {', '.join(pairing.differing_environment)}.")
+    return remarks
+
+
+def over_tasks(pairing: Comparison, setting: str) -> PairedTest:
+    """The paper's test for oEWC: one pair per task, of average accuracies that are means over common seeds."""
+    left, right = (
+        mean_matrix([method.runs[seed] for seed in pairing.common_seeds], setting) for method in pairing.methods
+    )
+    return paired_over_tasks(left, right)
+
+
+def obstacles(base: Method, method: Method) -> list[str]:
+    """Why two methods cannot be tested against each other."""
+    data = differing_keys(base.any_run.protocol, method.any_run.protocol)
+    memory = [key for key in compare_methods(base, method).differing_settings if key.startswith("host.memory")]
+    keys = data + (memory if base.host != method.host else [])
+    reasons = [f"{', '.join(keys)} differs"] if keys else []
+    return reasons if base.runs.keys() & method.runs.keys() else [*reasons, "no seed in common"]
+
+
+def nearest(bases: Sequence[Method], method: Method) -> Comparison:
+    tests = [compare_methods(base, method) for base in bases]
+    distances = [len(test.differing_settings) + len(test.differing_environment) for test in tests]
+    closest = [test for test, distance in zip(tests, distances, strict=True) if distance == min(distances)]
+    names = ", ".join(test.left.name for test in closest)
+    require(len(closest) == 1, f"{method.name} may be tested against several methods; name one of: {names}")
+    return closest[0]
+
+
+def reservation(test: Comparison) -> str:
+    """What else may explain a difference: the budget, settings, devices and versions; empty where all is equal."""
+    keys = [*test.differing_settings, *test.differing_environment]
+    budget = "" if test.equal_budget else test.budget
+    return ", ".join(filter(None, [budget, f"they also differ in {', '.join(keys)}" if keys else ""]))
