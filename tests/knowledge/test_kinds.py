@@ -15,7 +15,7 @@ from flashback.knowledge import (
     Support,
     flat,
 )
-from flashback.knowledge.kinds import QuadraticForm
+from flashback.knowledge.importance import QuadraticForm
 from flashback.memory import Memory
 
 

@@ -39,10 +39,11 @@ class ICaRLAANets(ICaRL):
     """iCaRL with AANets: its outputs and class means come from features mixed of a stable and a plastic network."""
 
     Settings = ICaRLAANetsSettings
+    net: Any  # its backbone becomes an AggregatedBackbone
 
     def check(self) -> None:
         super().check()
-        check_levels(self)
+        self.net.backbone.levels()  # a network without any is refused here
 
     def allocate(self) -> None:
         super().allocate()
@@ -69,7 +70,7 @@ class LUCIRAANets(LUCIR):
 
     def check(self) -> None:
         super().check()
-        check_levels(self)
+        self.net.backbone.levels()
 
     def allocate(self) -> None:
         super().allocate()
@@ -80,10 +81,6 @@ class LUCIRAANets(LUCIR):
 
 
 # ---------------------------------------------------------------- what both share
-
-
-def check_levels(host: Any) -> None:
-    host.net.backbone.levels()  # a network without any is refused here
 
 
 def aggregate(host: Any) -> None:

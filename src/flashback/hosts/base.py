@@ -131,13 +131,9 @@ class Host(Predictor):
         self.net = self.new_net()
 
     def new_backbone(self, width: float = 1.0) -> Backbone:
-        """Make a fresh backbone, as `host.net` names it.
+        """Make the backbone that `host.net` names, its channels multiplied by `width`.
 
-        Args:
-            width: A factor for all channels.
-
-        Returns:
-            The backbone. If it brings weights, `views` normalises images as those weights expect.
+        If it brings weights, images are normalised from now on as those weights expect.
         """
         stored, side = self.benchmark.image_shape, self.views.size
         seen = stored if side is None else (stored[0], side, side)
@@ -159,7 +155,7 @@ class Host(Predictor):
     def check_untrained(self) -> None:
         require(not self.trained, "this host has been trained already; build a new one")
 
-    # ------------------------------------------------------------ what Flashback has beside these
+    # ------------------------------------------------------------ what a trainer asks a Host and a Flashback for
 
     @property
     def host(self) -> Host:
@@ -192,9 +188,6 @@ class Host(Predictor):
 
         Args:
             changes: Fields of `Stage` to set otherwise.
-
-        Returns:
-            A stage that calls the methods of this host.
         """
         training, first = self.config.training, self.task.index == 0
         stage = Stage(
@@ -225,9 +218,6 @@ class Host(Predictor):
             optimisation: Fields of `Optimisation`; those that are None or missing are as in the main stage.
             changes: Fields of `Stage`. Stream, parameters, forward and losses default to those of the main stage; its
                 hooks do nothing unless given.
-
-        Returns:
-            The stage.
         """
         main = Optimisation.of(self.config.training, first_task=False)
         given = {key: value for key, value in optimisation.items() if value is not None}
@@ -277,21 +267,11 @@ class Host(Predictor):
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> Step:
-        """Run every network that the losses need, once.
-
-        Args:
-            batch: Augmented images, labels, raw images and memory slots.
-
-        Returns:
-            A `Step`, or a subclass that keeps more.
-        """
+        """Run every network that the losses need, once, and keep the outputs in a `Step` or a subclass of it."""
         return Step(batch, self.answering_net()(batch.x))
 
     def losses(self, step: Any) -> Mapping[str, Tensor]:
-        """Compute the terms whose sum is minimised.
-
-        Args:
-            step: What `forward` returned.
+        """Compute the terms whose sum is minimised, from what `forward` returned.
 
         Returns:
             Scalars by name, which are logged: 'task', 'stability', and what else the method has. The name 'stability'
@@ -330,9 +310,6 @@ class Host(Predictor):
             step: What `forward` returned.
             knowledge: A knowledge base of the kind that `blank_knowledge` makes.
             support: The columns that count; its weight is applied by the caller.
-
-        Returns:
-            A scalar.
         """
         raise FlashbackError(f"{self.settings.name} has no distance to what it knows; {DEFINE_DISTANCE}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from flashback.batches import Batch
 from flashback.config import not_negative
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
-from flashback.knowledge import Support, Targets
+from flashback.knowledge import Support
 from flashback.nets import Output, joint_forward
 
 
@@ -52,15 +52,9 @@ class DER(ReplayHost):
         targets = self.response(step.output)
         self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, targets=targets)
 
-    # ------------------------------------------------------------ the distance
-
     def stability_support(self) -> Support:
+        """The distance, a squared error on the first draw, is that of `ReplayHost`."""
         return Support(samples="memory", weight=self.settings.alpha)
-
-    def distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
-        """Mean squared error between the answers to the first draw and their targets."""
-        draw = step.draws[0]
-        return knowledge.distance(self.response(draw.output), draw.slots, self.memory, support.columns)
 
     def response(self, output: Output) -> Tensor:
         return output.features if self.settings.targets == "embeddings" else output.logits

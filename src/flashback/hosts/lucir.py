@@ -149,11 +149,9 @@ def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: int, ma
 
 @torch.no_grad()
 def imprint(host: Any, unit_vectors: Any) -> None:
-    """Start new class vectors in directions of their class, with the mean length of old ones.
+    """Start new class vectors with the mean length of old ones, in directions made of features and labels from 0.
 
-    Args:
-        host: A host with a `CosineNet`, when a later task begins; in the first task nothing is imprinted.
-        unit_vectors: Makes them of features and labels, which count from 0.
+    In the first task nothing is imprinted.
     """
     task = host.task
     if task.index == 0:
@@ -173,7 +171,7 @@ def balanced_finetuning(host: Any, losses: Any) -> list[Stage]:
     if host.task.index == 0 or settings.finetune == "none":
         return []
     tuned, mode, sigma = tuned_part(host)
-    stage = host.later_stage(
+    finetuning = host.later_stage(
         "balanced fine-tuning",
         settings.finetune_epochs,
         {"lr": settings.finetune_lr, "schedule": "step", "milestones": settings.finetune_milestones, "gamma": 0.1},
@@ -182,7 +180,7 @@ def balanced_finetuning(host: Any, losses: Any) -> list[Stage]:
         losses=losses,  # a distance between features has no gradient here: they stand still
         allocate=lambda: host.net.train_only(tuned, backbone=False, sigma=sigma),
     )
-    return [stage]
+    return [finetuning]
 
 
 def tuned_part(host: Any) -> tuple[range, Any, bool]:

@@ -81,14 +81,7 @@ class Predictor(nn.Module):
             return torch.cat([columns.start + part[:, columns].argmax(dim=1).cpu() for part in scores])
 
     def features(self, images: RawImages) -> Tensor:
-        """Compute what the network that predicts makes of raw images before its last layer.
-
-        Args:
-            images: As for `predict`.
-
-        Returns:
-            Features on the CPU, [n, width].
-        """
+        """Compute the features [n, width] of raw images before the last layer, on the CPU; see `predict`."""
         with torch.compiler.set_stance("force_eager"):
             return self.embed(self._raw(images), features_of, self.predictor()).cpu()
 
@@ -118,9 +111,6 @@ class Predictor(nn.Module):
             part: What to keep of the network's output, such as `features_of`.
             net: The network; None: the one that is trained.
             view: How images become inputs; None: normalised, without augmentation.
-
-        Returns:
-            The kept parts of all images, on the device of the host.
         """
         net = self.answering_net() if net is None else net
         view = self.views.plain if view is None else view

@@ -42,26 +42,16 @@ class Recalled:
 
 @dataclass
 class Draw:
-    """Images drawn from the memory and the model's answers to them.
+    """Images drawn from the memory and the model's answers to them, augmented anew."""
 
-    Attributes:
-        slots: Where they are stored.
-        labels: Their classes.
-        output: The network's features and logits for them, augmented anew.
-    """
-
-    slots: Tensor
+    slots: Tensor  # where they are stored
     labels: Tensor
     output: Output
 
 
 @dataclass
 class ReplayStep(Step):
-    """A step with its draws; the list is empty as long as the memory is.
-
-    Attributes:
-        draws: Independent draws from the memory.
-    """
+    """A step with its independent draws from the memory; none as long as it is empty."""
 
     draws: list[Draw]
 
@@ -122,12 +112,12 @@ class ReplayHost(Host):
 
     def recall(self) -> list[Recalled]:
         """Draw images from the memory, as often as `draws` says; nothing from an empty one."""
+        recalled = []
         size = self.available(self.settings.minibatch)
-        return [self._draw(size) for _ in range(self.draws)] if size else []
-
-    def _draw(self, size: int) -> Recalled:
-        slots = self.memory.draw(size, self.generator)
-        return Recalled(slots, self.views.weak(self.memory.images[slots], self.generator))
+        for _ in range(self.draws if size else 0):
+            slots = self.memory.draw(size, self.generator)
+            recalled.append(Recalled(slots, self.views.weak(self.memory.images[slots], self.generator)))
+        return recalled
 
     def answered(self, recalled: Sequence[Recalled], outputs: Sequence[Output]) -> list[Draw]:
         """Join drawn images with the model's answers to them."""
@@ -154,7 +144,7 @@ class ReplayHost(Host):
         return Support(samples="memory")
 
     def distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
-        """Compute the mean squared error between the answers to the first draw and their targets (Eq. 16 and 21)."""
+        """Mean squared error between the answers to the first draw and their targets (Eq. 16 and 21)."""
         output, slots = self.replayed(step)
         return knowledge.distance(self.response(output), slots, self.memory, support.columns)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -47,30 +47,13 @@ class Optimisation:
     @classmethod
     def of(cls, training: TrainingConfig, first_task: bool) -> Optimisation:
         """Take the settings of a run; its first task may have a schedule of its own."""
-        schedule = training.first_schedule if first_task and training.first_schedule else training.schedule
-        return cls(
-            training.lr,
-            training.momentum,
-            training.weight_decay,
-            training.nesterov,
-            schedule,
-            training.milestones,
-            training.gamma,
-            training.optimiser,
-            training.betas,
-            training.eps,
-        )
+        settings = {field.name: getattr(training, field.name) for field in fields(cls)}
+        if first_task and training.first_schedule:
+            settings["schedule"] = training.first_schedule
+        return cls(**settings)
 
     def rate(self, epoch: int, epochs: int) -> float:
-        """Compute the learning rate of an epoch; the first epoch always has the base rate.
-
-        Args:
-            epoch: The epoch, from 0.
-            epochs: The epochs of the stage.
-
-        Returns:
-            The learning rate.
-        """
+        """Return the learning rate of an epoch, counted from 0, of so many; the first one has the base rate."""
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
         if self.schedule == "step":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ from flashback.config import above_zero, at_least_one, not_negative
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep, sample_new_images, trim_to_quotas
-from flashback.knowledge import Support, Targets, masked_mean
+from flashback.knowledge import Support, masked_mean
 from flashback.memory import Field, first_occurrences
 from flashback.nets import full_precision, joint_forward, untracked_batchnorm
 
@@ -39,9 +38,8 @@ class XDERSettings(ReplaySettings):
 
     def check(self) -> None:
         super().check()
-        not_negative(self, "alpha")
         require(0 < self.gamma <= 1, f"host.gamma lies in (0, 1], not {self.gamma}")
-        not_negative(self, "beta", "contrastive_weight", "constraint_weight", "margin")
+        not_negative(self, "alpha", "beta", "contrastive_weight", "constraint_weight", "margin")
         at_least_one(self, "contrastive_batch")
         above_zero(self, "temperature")
 
@@ -144,15 +142,9 @@ class XDER(ReplayHost):
         true_head = logits.masked_fill(other_heads, -torch.inf).amax(dim=1)
         return mean_violation(logits[:, self.task.seen.stop :].amax(dim=1) + self.settings.margin - true_head, counted)
 
-    # ------------------------------------------------------------ the distance, as in DER
-
     def stability_support(self) -> Support:
+        """The distance, a squared error on the first draw, is that of `ReplayHost`."""
         return Support(samples="memory", weight=self.settings.alpha)
-
-    def distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
-        """Mean squared error between the answers to the first draw and their targets."""
-        draw = step.draws[0]
-        return knowledge.distance(draw.output.logits, draw.slots, self.memory, support.columns)
 
     # ------------------------------------------------------------ editing the memory
 

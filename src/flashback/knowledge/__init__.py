@@ -19,11 +19,11 @@ from flashback.knowledge.kinds import (
     ModuleKnowledge,
     ReplayedTargets,
     StoredTargets,
+    Support,
     Targets,
     bytes_of,
     copy_state,
 )
-from flashback.knowledge.support import Support
 
 __all__ = [
     "ImportantParameters",
