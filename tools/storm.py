@@ -31,7 +31,7 @@ import torch
 
 import flashback
 from flashback.config import CheckpointConfig, RunConfig
-from flashback.conformance import made_images, short_settings
+from flashback.conformance import generate_images, short_settings
 from flashback.hosts import HOSTS
 from flashback.recipes import configure
 from flashback.records import is_finished
@@ -207,7 +207,7 @@ def main() -> int:
     with torch.compiler.set_stance("force_eager"):  # imports what every run would import
         pass
     with tempfile.TemporaryDirectory() as place:
-        np.savez(Path(place) / "made.npz", **made_images(sum(SIZES), side=12))
+        np.savez(Path(place) / "made.npz", **generate_images(sum(SIZES), side=12))
         for host in options.hosts:
             tallies.append(storm_over(host, each, Path(place), dice))
             print(f"{host}: {tallies[-1].kills} kills", file=sys.stderr, flush=True)

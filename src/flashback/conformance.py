@@ -1,14 +1,12 @@
-"""Does a host keep the promises that comparisons rest on? Short runs on made images tell."""
+"""Host conformance: short runs that test the promises which comparisons rely on (`flashback check`)."""
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,14 +25,14 @@ from flashback.training.building import build_method
 from flashback.training.step import checked
 from flashback.training.trainer import Event, Position, RunState, Trainer
 
-TASKS = (2, 3, 2)  # classes of each: tasks of unequal size
-MADE: dict[str, Any] = {
+TASK_SIZES = (2, 3, 2)  # unequal on purpose
+DEFAULTS: dict[str, Any] = {
     "host.net": "smallcnn",
     "training.epochs": 2,
     "training.batch_size": 8,
     "training.lr": 0.05,
     "training.momentum": 0.9,
-    "training.schedule": "cosine",  # which each phase goes through whole
+    "training.schedule": "cosine",  # each phase goes through the whole schedule
     "flashback.epochs": 1,
     "flashback.alpha": 0.1,
 }
@@ -42,7 +40,7 @@ MADE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Check:
-    """A promise, and what a host did instead; None where it kept it."""
+    """The result for one promise; `problem` is None if the host keeps it."""
 
     promise: str
     problem: str | None
@@ -52,8 +50,8 @@ class Check:
         return self.problem is None
 
 
-class Broken(Exception):  # noqa: N818 - it is the answer, not an error
-    """What a host did instead of what was promised."""
+class Broken(Exception):  # noqa: N818 - a result, not an error
+    """What a host does instead of what it promises."""
 
 
 def check_host(
@@ -62,65 +60,63 @@ def check_host(
     settings: Mapping[str, Any] | None = None,
     host_file: HostFiles = None,
     watch: Callable[[Check], None] = lambda check: None,
+    benchmark: Benchmark | None = None,
 ) -> list[Check]:
-    """Train a host a few steps at a time, on the CPU and on made images, and see whether it keeps each promise.
+    """Test on the CPU, with short runs, whether a host keeps its promises.
 
-    Settings are those of the short runs; a host that cannot be trained at all breaks the first promise and is not
-    asked for the others. `watch` is told of every promise when it has been looked into.
+    Args:
+        name: The registered name of the host.
+        settings: Settings of the short runs, by dotted key.
+        host_file: Python files to import first, which register the host.
+        watch: Called with each result as soon as it is there.
+        benchmark: The tasks to train on; None: a few generated images of 32 x 32 pixels.
+
+    Returns:
+        One result per promise. A host that cannot be trained breaks the first promise and is not asked for the others.
+
+    Raises:
+        FlashbackError: The host is unknown, or a setting is.
     """
     find_hosts(host_file)
-    trial = Trial(name, dict(settings or {}))
-    trial.config()  # a setting that makes no sense is refused, not found broken
-    found: list[Check] = []
+    trial = Trial(name, dict(settings or {}), benchmark or load_benchmark(generate_images(), sizes=TASK_SIZES))
+    trial.config()  # refuses bad settings here, before any promise is tested
+    checks: list[Check] = []
     for promise in PROMISES if HOSTS[name].has_knowledge else PROMISES_OF_ANY_HOST:
-        found.append(Check(promise.__doc__ or "", problem_with(promise, trial)))
-        watch(found[-1])
-        if not found[0].kept:
+        checks.append(Check(promise.__doc__ or "", problem_with(promise, trial)))
+        watch(checks[-1])
+        if not checks[0].kept:
             break
-    return found
+    return checks
 
 
 def problem_with(promise: Callable[[Trial], None], trial: Trial) -> str | None:
     try:
         promise(trial)
-    except Broken as broken:
-        return str(broken)
-    except FlashbackError as error:
-        return str(error)
+    except (Broken, FlashbackError) as problem:
+        return str(problem)
     except Exception as error:
-        return f"{in_one_line(error)} ({place_of(error, HOSTS[trial.name])})"
+        return f"{in_one_line(error)} ({origin_of(error, HOSTS[trial.name])})"
     return None
 
 
-def place_of(error: Exception, host: type[Host]) -> str:
-    """The last line that was on its way where the host is written; the last of all for a host of the package."""
-    frames, folders = traceback.extract_tb(error.__traceback__), set(folders_of(host))
-    last = ([frame for frame in frames if folder_of(frame.filename) in folders] or frames)[-1]
-    return f"{last.filename}:{last.lineno}"
-
-
-def folders_of(host: type[Host]) -> Iterator[Path]:
-    """Where the code of a host from outside lies, told by its functions: a class of a notebook has no file."""
-    for cls in host.__mro__:
-        if cls.__module__.split(".")[0] not in ("flashback", "torch"):
-            functions = filter(inspect.isfunction, map(inspect.unwrap, filter(callable, vars(cls).values())))
-            yield from (folder_of(function.__code__.co_filename) for function in functions)
-
-
-def folder_of(file: str) -> Path:
-    return Path(file).resolve().parent
+def origin_of(error: Exception, host: type[Host]) -> str:
+    """Return the last line of the traceback in the module of an external host; for a built-in one the last of all."""
+    modules = {cls.__module__ for cls in host.__mro__ if cls.__module__.split(".")[0] not in ("flashback", "torch")}
+    frames = list(traceback.walk_tb(error.__traceback__))
+    frame, line = ([one for one in frames if one[0].f_globals.get("__name__") in modules] or frames)[-1]
+    return f"{frame.f_code.co_filename}:{line}"
 
 
 def short_settings(host: type[Host]) -> dict[str, Any]:
-    """Settings that make any host quick on a few images: a small memory, short further stages."""
+    """Return settings that make any host quick on a few images: a small memory, one epoch in further stages."""
     small = {"memory_size": 21, "minibatch": 6, "contrastive_batch": 6}
-    names = [field.name for field in fields(host.Settings)]
+    names = [setting.name for setting in fields(host.Settings)]
     short = {name: 1 for name in names if name.endswith("_epochs")}
     return {f"host.{name}": value for name, value in {**small, **short}.items() if name in names}
 
 
-def made_images(classes: int, side: int = 32) -> dict[str, Any]:
-    """Classes that a small network can tell apart: a fixed random pattern for each, plus noise."""
+def generate_images(classes: int = sum(TASK_SIZES), side: int = 32) -> dict[str, Any]:
+    """Generate classes that a small network can separate: a fixed random pattern for each, plus noise."""
     draw = np.random.default_rng(7)
     patterns = draw.integers(40, 216, (classes, side, side, 3))
     arrays: dict[str, Any] = {}
@@ -136,338 +132,296 @@ def made_images(classes: int, side: int = 32) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ending:
-    """What a run ended with."""
+    """The end of a run: results, final state, budget, bytes of knowledge, and the largest mean of each loss term."""
 
     results: dict[str, Any]
     weights: dict[str, Tensor]
     budget: list[dict[str, Any]]
     bytes: dict[str, int]
-    terms: dict[str, float]  # of its losses, the largest mean of an epoch
+    terms: dict[str, float]
 
     @classmethod
     def of(cls, trainer: Trainer) -> Ending:
         """Train to the end."""
         terms: dict[str, float] = {}
 
-        def note(event: Event) -> None:
+        def note_losses(event: Event) -> None:
             for name, value in event.get("losses", {}).items():
                 terms[name] = max(abs(value), terms.get(name, 0.0))
 
-        trainer.observers = [*trainer.observers, note]
+        trainer.observers = [*trainer.observers, note_losses]
         results = trainer.run().as_dict()
         weights = {name: tensor.clone() for name, tensor in trainer.host.state_dict().items()}
         return cls(results, weights, trainer.history.budget, trainer.history.bytes, terms)
 
     def differs_from(self, other: Ending) -> str | None:
-        """The first thing that is not the same, bit for bit."""
-        if self.results != other.results:
-            return "accuracies"
-        if self.weights.keys() != other.weights.keys():
-            return "the names in its state_dict"
-        differing = (name for name, tensor in self.weights.items() if not torch.equal(tensor, other.weights[name]))
-        return next(differing, None)
+        """Return the name of the first thing that is not equal bit for bit."""
+        return "accuracies" if self.results != other.results else first_difference(self.weights, other.weights)
+
+
+def first_difference(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> str | None:
+    if tensors.keys() != others.keys():
+        return "the names in its state_dict"
+    return next((name for name, tensor in tensors.items() if not torch.equal(tensor, others[name])), None)
+
+
+def state_difference(state: RunState, other: RunState) -> str | None:
+    """Compare host, flashback and accuracies; a wrong optimiser or generator shows in these later."""
+    if state.values["history"]["matrices"] != other.values["history"]["matrices"]:
+        return "accuracies"
+    parts = ({k: v for k, v in s.tensors.items() if k.startswith(("host.", "method."))} for s in (state, other))
+    return first_difference(*parts)
+
+
+class Interruption(BaseException):
+    """Ends a run at once."""
 
 
 @dataclass
-class Moments:
-    """A checkpointer that copies the state of a run at some moments and lets it go on."""
+class StateRecorder:
+    """A checkpointer that copies the state at every transition and after the first step of every epoch."""
 
-    states: list[RunState]
-    wanted: Callable[[Position], bool]
+    states: list[RunState] = field(default_factory=list)
+    interrupt: bool = False
 
     def due(self, position: Position) -> bool:
-        return self.wanted(position)
+        return position.step in (0, 1)
 
     def save(self, state: RunState) -> None:
-        self.states.append(deepcopy(RunState({k: v.clone() for k, v in state.tensors.items()}, state.values)))
+        tensors = {name: tensor.clone() for name, tensor in state.tensors.items()}
+        self.states.append(RunState(tensors, deepcopy(state.values)))
+        if self.interrupt:
+            raise Interruption
 
 
 @dataclass
 class Trial:
-    """A host under test, and the short runs of it that were made so far."""
+    """A host under test, with the short runs that several promises share."""
 
     name: str
     settings: dict[str, Any]
-
-    @cached_property
-    def benchmark(self) -> Benchmark:
-        return load_benchmark(made_images(sum(TASKS)), sizes=TASKS)
+    benchmark: Benchmark
+    watch: Watch = field(default_factory=lambda: Watch())
 
     @property
     def flashback(self) -> bool:
         return HOSTS[self.name].has_knowledge
 
     def config(self, flashback: bool = False, **changes: Any) -> RunConfig:
-        own = {**dotted(self.settings), **{key.replace("__", "."): value for key, value in changes.items()}}
-        made = {**MADE, "training.momentum": 0.0} if own.get("training.optimiser", "sgd") != "sgd" else MADE
-        settings = {**made, **short_settings(HOSTS[self.name]), **own}
+        given = {**dotted(self.settings), **{key.replace("__", "."): value for key, value in changes.items()}}
+        no_momentum = {} if given.get("training.optimiser", "sgd") == "sgd" else {"training.momentum": 0.0}
+        settings = {**DEFAULTS, **no_momentum, **short_settings(HOSTS[self.name]), **given}
         return configure(self.name, self.benchmark.name, flashback=flashback, settings=settings)
 
-    def train(
-        self,
-        config: RunConfig,
-        checkpointer: Moments | None = None,
-        state: RunState | None = None,
-        change: Callable[[Host, Stage], Stage] | None = None,
-    ) -> Ending:
-        """Train to the end; `change` takes every stage of the host and gives one to run in its place."""
-        method = build_method(config, self.benchmark, "cpu")
-        if change is not None:
-            host, own = method.host, method.host.stages
-            host.stages = lambda: [change(host, stage) for stage in own()]  # type: ignore[method-assign]
-        trainer = Trainer(method, self.benchmark, checkpointer=checkpointer)
-        if state is not None:
-            trainer.resume(state)
+    def trainer(self, config: RunConfig, recorder: StateRecorder | None = None) -> Trainer:
+        return Trainer(build_method(config, self.benchmark, "cpu"), self.benchmark, checkpointer=recorder)
+
+    def train(self, config: RunConfig, change: Callable[[Host, Stage], Stage] = lambda host, stage: stage) -> Ending:
+        """Train to the end; `change` may replace every stage of the host."""
+        trainer = self.trainer(config)
+        host, stages = trainer.host, trainer.host.stages
+        host.stages = lambda: [change(host, stage) for stage in stages()]  # type: ignore[method-assign]
         return Ending.of(trainer)
 
     @cached_property
-    def looked_into(self) -> tuple[Ending, Gradients, Still]:
-        gradients, still = Gradients(), Still()
-        ending = self.train(
-            self.config(), change=lambda host, stage: still.watched(host, gradients.watched(host, stage))
-        )
-        return ending, gradients, still
-
-    @property
-    def alone(self) -> Ending:
-        return self.looked_into[0]
-
-    @property
-    def gradients(self) -> Gradients:
-        """Of the host alone."""
-        return self.looked_into[1]
-
-    @property
-    def still(self) -> Still:
-        return self.looked_into[2]
+    def host_alone(self) -> Ending:
+        return self.train(self.config(), change=self.watch.stage)
 
     @cached_property
-    def whole(self) -> Ending:
-        """With flashback, where the host can have it."""
-        return self.train(self.config(self.flashback)) if self.flashback else self.alone
+    def with_flashback(self) -> Ending:
+        """The run with flashback; for a host without knowledge, the host alone."""
+        return self.train(self.config(True)) if self.flashback else self.host_alone
 
-
-# ---------------------------------------------------------------- a look into the steps of a run
+    @cached_property
+    def recorded(self) -> tuple[Ending, list[RunState]]:
+        """The run with flashback again, with its states."""
+        recorder = StateRecorder()
+        return Ending.of(self.trainer(self.config(self.flashback), recorder)), recorder.states
 
 
 @dataclass
-class Gradients:
-    """Which parameters ask for gradients in a run, by name, and which of them its stages train."""
+class Watch:
+    """What a run trains, what its losses reach, and what changes in its stable knowledge during the main stage."""
 
-    asking: set[str] = field(default_factory=set)
-    trained: set[str] = field(default_factory=set)
-    strangers: set[tuple[int, ...]] = field(default_factory=set)  # shapes of those that are none of the host's
+    requiring: set[str] = field(default_factory=set)  # parameters that require gradients
+    trained: set[str] = field(default_factory=set)  # parameters that a stage trains
+    foreign: set[tuple[int, ...]] = field(default_factory=set)  # shapes of parameters that are not the host's
+    changed: set[str] = field(default_factory=set)  # tensors of the stable knowledge
 
-    def watched(self, host: Host, stage: Stage) -> Stage:
+    def stage(self, host: Host, stage: Stage) -> Stage:
+        """Return the stage, watched."""
+        before: dict[str, Tensor] = {}
+
+        def stable() -> dict[str, Tensor]:
+            return {} if host.stable is None else dict(host.stable.state_dict())
+
         def losses(step: Any) -> Mapping[str, Tensor]:
             terms = checked(stage.losses(step), host.settings.name)
-            self.note(dict(host.named_parameters()), stage.parameters(), terms.values())
+            trained, parameters = set(map(id, stage.parameters())), dict(host.named_parameters())
+            known = trained | set(map(id, parameters.values()))
+            self.requiring |= {name for name, parameter in parameters.items() if parameter.requires_grad}
+            self.trained |= {name for name, parameter in parameters.items() if id(parameter) in trained}
+            self.foreign |= {tuple(leaf.shape) for leaf in graph_leaves(terms.values()) if id(leaf) not in known}
             return terms
-
-        return replace(stage, losses=losses)
-
-    def note(self, own: Mapping[str, Tensor], trained: Iterable[Tensor], terms: Iterable[Tensor]) -> None:
-        known, at_work = {id(parameter) for parameter in own.values()}, {id(parameter) for parameter in trained}
-        self.asking |= {name for name, parameter in own.items() if parameter.requires_grad}
-        self.trained |= {name for name, parameter in own.items() if id(parameter) in at_work}
-        self.strangers |= {tuple(leaf.shape) for leaf in leaves(terms) if id(leaf) not in known | at_work}
-
-
-@dataclass
-class Still:
-    """What of the stable knowledge changes while the main stage trains, by name."""
-
-    moved: set[str] = field(default_factory=set)
-
-    def watched(self, host: Host, stage: Stage) -> Stage:
-        kept: dict[str, Tensor] = {}
 
         def begin() -> None:
             stage.begin()
-            kept.update({name: tensor.clone() for name, tensor in self.held(host).items()})
+            before.update({name: tensor.clone() for name, tensor in stable().items()})
 
         def end() -> None:
-            self.moved |= {name for name, tensor in self.held(host).items() if not torch.equal(tensor, kept[name])}
+            self.changed |= {name for name, now in stable().items() if not torch.equal(now, before[name])}
             stage.end()
 
-        return replace(stage, begin=begin, end=end) if stage.main else stage
-
-    @staticmethod
-    def held(host: Host) -> dict[str, Tensor]:
-        return {} if host.stable is None else dict(host.stable.state_dict())
+        watched = replace(stage, losses=losses)
+        return replace(watched, begin=begin, end=end) if stage.main else watched
 
 
-def leaves(terms: Iterable[Tensor]) -> Iterator[nn.Parameter]:
-    """The parameters that a backward pass from these would reach."""
-    waiting, seen = [term.grad_fn for term in terms], set[Any]()
+def graph_leaves(terms: Iterable[Tensor]) -> Iterator[nn.Parameter]:
+    """Return the parameters that a backward pass from these terms reaches."""
+    waiting, visited = [term.grad_fn for term in terms], set[Any]({None})
     while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, nn.Parameter):
-            yield variable
-        waiting += [following for following, _ in node.next_functions]
+        if (node := waiting.pop()) not in visited:
+            visited.add(node)
+            waiting += [following for following, _ in node.next_functions]
+            if isinstance(getattr(node, "variable", None), nn.Parameter):
+                yield node.variable
 
 
-def varied(part: str, host: Host, stage: Stage) -> Stage:
-    """The stage with other values in what the host keeps, from the second task on."""
+def perturbed(part: str, host: Host, stage: Stage) -> Stage:
+    """Return the stage with other values in `host.stable` or `host.memory`, from the second task on."""
 
+    @torch.no_grad()
     def begin() -> None:
         stage.begin()
-        kept = getattr(host, part)
-        if host.task.index > 0 and kept is not None:
-            vary(kept.state_dict().values())
+        kept, generator = getattr(host, part), torch.Generator().manual_seed(1)
+        for tensor in kept.state_dict().values() if host.task.index > 0 and kept is not None else ():
+            if tensor.is_floating_point() and tensor.numel():  # upwards, so that variances stay positive
+                tensor += 0.1 * (tensor.abs().mean() + 0.01) * torch.rand(tensor.shape, generator=generator)
+            elif tensor.dtype == torch.uint8:
+                tensor.bitwise_not_()  # images become their negatives
 
     return replace(stage, begin=begin) if stage.main else stage
 
 
-@torch.no_grad()
-def vary(tensors: Iterable[Tensor]) -> None:
-    """Move numbers a little, up so that variances stay above 0, and turn stored images into their negatives."""
-    generator = torch.Generator().manual_seed(1)
-    for tensor in tensors:
-        if tensor.is_floating_point() and tensor.numel():
-            tensor += 0.1 * (tensor.abs().mean() + 0.01) * torch.rand(tensor.shape, generator=generator)
-        elif tensor.dtype == torch.uint8:
-            tensor.bitwise_not_()
-
-
-# ---------------------------------------------------------------- the promises
+# ---------------------------------------------------------------- the promises: their docstrings are shown to users
 
 
 def learns(trial: Trial) -> None:
     """It learns three tasks of unequal size and gives every class a score"""
-    config = trial.config()
-    scores = {
-        name: classifier(torch.zeros(2, *trial.benchmark.image_shape))
-        for name, classifier in build_method(config, trial.benchmark, "cpu").host.eval().classifiers().items()
-    }
-    for name, given in scores.items():
-        if given.ndim != 2 or given.shape[1] < trial.benchmark.tasks[0].seen.stop:
-            raise Broken(
-                f"its classifier '{name}' gives {list(given.shape)} for two images, not a column for every class"
-            )
-    rows = [len(row) for row in trial.alone.results["class_incremental"]["matrix"]]
-    if rows != [1, 2, 3]:
+    host, images = build_method(trial.config(), trial.benchmark, "cpu").host.eval(), trial.benchmark.image_shape
+    for name, classifier in host.classifiers().items():
+        shape = list(classifier(torch.zeros(2, *images)).shape)
+        if len(shape) != 2 or shape[1] < trial.benchmark.tasks[0].seen.stop:
+            raise Broken(f"its classifier '{name}' gives {shape} for two images, not a column for every class")
+    rows = [len(row) for row in trial.host_alone.results["class_incremental"]["matrix"]]
+    if rows != list(range(1, len(trial.benchmark.tasks) + 1)):
         raise Broken(f"after its tasks it was tested on {rows} of them")
+
+
+def trains_all(trial: Trial) -> None:
+    """Every parameter that requires gradients is trained"""
+    assert trial.host_alone  # trains it, so that the watch has seen all steps
+    if missed := sorted(trial.watch.requiring - trial.watch.trained):
+        raise Broken(
+            f"no stage trains {' and '.join(missed)}; add it to trained_parameters() or to the stage's parameters, or "
+            "call requires_grad_(False)"
+        )
+    if foreign := sorted(trial.watch.foreign):
+        raise Broken(
+            f"a loss reaches parameters of shape {' and '.join(map(str, map(list, foreign)))} that the host does not "
+            "know; make each module an attribute of the host in build(), several in an nn.ModuleList"
+        )
 
 
 def repeats(trial: Trial) -> None:
     """A seed decides a run: the same again ends the same, bit for bit"""
-    if differing := trial.train(trial.config(trial.flashback)).differs_from(trial.whole):
-        raise Broken(f"the second run ends with other values ({differing}); draw from self.generator or torch alone")
+    if difference := trial.recorded[0].differs_from(trial.with_flashback):
+        raise Broken(f"the second run ends with other values ({difference}); draw from self.generator or torch alone")
 
 
 def resumes(trial: Trial) -> None:
     """Stopped at any moment and continued, it ends as if nobody had stopped it"""
-    checkpointer = Moments([], lambda at: at.step in (0, 1))  # every transition, and inside every epoch
-    if differing := trial.train(trial.config(trial.flashback), checkpointer).differs_from(trial.whole):
-        raise Broken(f"being saved changes it ({differing})")
-    for state in checkpointer.states:
-        if differing := trial.train(trial.config(trial.flashback), state=state).differs_from(trial.whole):
+    state, *following = trial.recorded[1]
+    for expected in following:  # one run that is stopped at every moment and continued by a new host
+        recorder = StateRecorder(interrupt=True)
+        trainer = trial.trainer(trial.config(trial.flashback), recorder)
+        trainer.resume(state)
+        try:
+            trainer.run()
+        except Interruption:
+            stopped, (state,) = state, recorder.states
+        if difference := state_difference(state, expected):
+            place = ", ".join(f"{name} {number}" for name, number in stopped.values["position"].items())
             raise Broken(
-                f"stopped {place_in_run(state)}, it ends with other values ({differing}); what it remembers between "
-                "steps belongs in its state_dict (parameters and buffers)"
+                f"stopped at {place} (counted from 0), it continues with other values ({difference}); what it "
+                "remembers between steps belongs in its state_dict (parameters and buffers)"
             )
-
-
-def place_in_run(state: RunState) -> str:
-    at = state.values["position"]
-    where = [f"task {at['task'] + 1}", f"stage {at['stage'] + 1}", f"epoch {at['epoch'] + 1}", f"step {at['step']}"]
-    return "in " + ", ".join(where)
-
-
-def trains_all(trial: Trial) -> None:
-    """What asks for gradients is trained"""
-    if missed := sorted(trial.gradients.asking - trial.gradients.trained):
-        raise Broken(
-            f"no stage trains {' and '.join(missed)}; let trained_parameters() or the stage's parameters name it, or "
-            "say requires_grad_(False)"
-        )
-    if strangers := sorted(trial.gradients.strangers):
-        raise Broken(
-            f"a loss reaches parameters of shape {' and '.join(map(str, map(list, strangers)))} that the host does not "
-            "know; make each module an attribute of the host in build(), several in an nn.ModuleList"
-        )
 
 
 def stands_aside(trial: Trial) -> None:
     """Flashback of nothing (E1 = 0, alpha_p = 0) is the host, bit for bit"""
     nothing = trial.train(trial.config(True, flashback__epochs=0, flashback__alpha=0.0))
-    if differing := nothing.differs_from(trial.alone):
-        raise Broken(f"the two end with other values ({differing})")
+    if difference := nothing.differs_from(trial.host_alone):
+        raise Broken(f"the two end with other values ({difference})")
 
 
 def goes_back(trial: Trial) -> None:
     """After phase 1 it is back where the task began: with alpha_p = 0 it is the host trained for phase 2 alone"""
     restarted = trial.train(trial.config(True, flashback__alpha=0.0, training__epochs=3, flashback__epochs=1))
     shorter = trial.train(trial.config(training__first_epochs=3, training__epochs=2))
-    if differing := restarted.differs_from(shorter):
-        raise Broken(f"something of phase 1 is left ({differing}); what steps change belongs in its state_dict")
+    if difference := restarted.differs_from(shorter):
+        raise Broken(f"something of phase 1 is left ({difference}); what steps change belongs in its state_dict")
 
 
 def is_held(trial: Trial) -> None:
     """Stable knowledge changes what it learns"""
-    if trial.alone.terms.get("stability", 1.0) == 0.0:  # hosts that replay may have no such term
+    if trial.host_alone.terms.get("stability", 1.0) == 0.0:  # hosts that replay may have no such term
         raise Broken("its stability loss is always 0; does anything fill the stable knowledge before a task begins?")
-    kept = {name.split(".")[0] for name in trial.alone.weights}
-    part = next((part for part in ("stable", "memory") if part in kept), None)
+    prefixes = {name.split(".")[0] for name in trial.host_alone.weights}
+    part = next((part for part in ("stable", "memory") if part in prefixes), None)
     if part is None:
-        return  # it keeps its knowledge in modules of its own
-    other = trial.train(trial.config(), change=partial(varied, part))
-    left = trial.gradients.trained & trial.alone.weights.keys()
-    if all(torch.equal(trial.alone.weights[name], other.weights[name]) for name in left):
-        raise Broken(
-            f"whatever self.{part} holds, it learns the same; does a loss look at it, as stability(step) does?"
-        )
+        return  # it keeps its knowledge in other modules
+    other = trial.train(trial.config(), change=partial(perturbed, part))
+    trained = trial.watch.trained & trial.host_alone.weights.keys()
+    if all(torch.equal(trial.host_alone.weights[name], other.weights[name]) for name in trained):
+        raise Broken(f"whatever self.{part} holds, it learns the same; does a loss use it, as stability(step) does?")
 
 
 def stands_still(trial: Trial) -> None:
-    """Stable knowledge stands still while a task is learned"""
-    if moved := sorted(trial.still.moved):
+    """Stable knowledge does not change while a task is learned"""
+    assert trial.host_alone
+    if changed := sorted(trial.watch.changed):
         raise Broken(
-            f"{' and '.join(moved[:3])} of self.stable changes from step to step; only begin() and end() may "
-            "change it, and as a Knowledge it would be in evaluation mode by itself"
+            f"{' and '.join(changed[:3])} of self.stable changes from step to step; only begin() and end() may change "
+            "it, and a Knowledge stays in evaluation mode by itself"
         )
 
 
 def is_pulled(trial: Trial) -> None:
     """Plastic knowledge changes what it learns"""
-    unpulled = trial.train(trial.config(True, flashback__alpha=0.0))
-    if trial.whole.differs_from(unpulled) is None:
-        raise Broken("with and without its weight a run ends the same; does distance() look at what it is given?")
+    without = trial.train(trial.config(True, flashback__alpha=0.0))
+    if trial.with_flashback.differs_from(without) is None:
+        raise Broken("with and without its weight a run ends the same; does distance() use the knowledge it is given?")
 
 
 def costs_the_same(trial: Trial) -> None:
     """Both arms take the same steps on the same number of images"""
-    for what in ("steps", "images"):
-        alone, whole = (list(spent_by_task(ending, what)) for ending in (trial.alone, trial.whole))
-        if alone != whole:
-            raise Broken(f"{what} by task: {alone} alone, {whole} with flashback")
-
-
-def spent_by_task(ending: Ending, what: str) -> Iterator[int]:
-    for task in range(len(TASKS)):
-        yield sum(entry[what] for entry in ending.budget if entry["task"] == task)
+    for unit in ("steps", "images"):
+        alone, flashback = (
+            [sum(e[unit] for e in run.budget if e["task"] == task.index) for task in trial.benchmark.tasks]
+            for run in (trial.host_alone, trial.with_flashback)
+        )
+        if alone != flashback:
+            raise Broken(f"{unit} by task: {alone} alone, {flashback} with flashback")
 
 
 def keeps_little(trial: Trial) -> None:
     """Plastic knowledge takes at most the bytes of stable knowledge"""
-    stable, plastic = (trial.whole.bytes.get(kind, 0) for kind in ("stable", "plastic"))
+    stable, plastic = (trial.with_flashback.bytes.get(kind, 0) for kind in ("stable", "plastic"))
     if not 0 < plastic <= stable:
         raise Broken(f"{plastic:,} bytes of plastic knowledge, {stable:,} of stable")
 
 
 PROMISES_OF_ANY_HOST: Sequence[Callable[[Trial], None]] = (learns, trains_all, repeats, resumes)
-PROMISES: Sequence[Callable[[Trial], None]] = (
-    *PROMISES_OF_ANY_HOST,
-    stands_aside,
-    goes_back,
-    is_held,
-    stands_still,
-    is_pulled,
-    costs_the_same,
-    keeps_little,
-)
+OF_FLASHBACK = (stands_aside, goes_back, is_held, stands_still, is_pulled, costs_the_same, keeps_little)
+PROMISES: Sequence[Callable[[Trial], None]] = (*PROMISES_OF_ANY_HOST, *OF_FLASHBACK)

@@ -12,13 +12,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import storm
 
 import flashback
-from flashback.conformance import made_images
+from flashback.conformance import generate_images
 
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "made.npz"
-    np.savez(path, **made_images(sum(storm.SIZES), side=12))
+    np.savez(path, **generate_images(sum(storm.SIZES), side=12))
     return path
 
 
