@@ -278,13 +278,15 @@ class Watch:
 
 def graph_leaves(terms: Iterable[Tensor]) -> Iterator[nn.Parameter]:
     """Return the parameters that a backward pass from these terms reaches."""
-    waiting, visited = [term.grad_fn for term in terms], set[Any]({None})
+    waiting: list[Any] = [term.grad_fn for term in terms]
+    visited = {None}
     while waiting:
         if (node := waiting.pop()) not in visited:
             visited.add(node)
             waiting += [following for following, _ in node.next_functions]
-            if isinstance(getattr(node, "variable", None), nn.Parameter):
-                yield node.variable
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, nn.Parameter):
+                yield variable
 
 
 def perturbed(part: str, host: Host, stage: Stage) -> Stage:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from helpers import quick_config, small_settings, tiny_benchmark
 
 ALL = list(HOSTS)
 KNOWING = [name for name in HOSTS if HOSTS[name].has_knowledge]
+REPRESENTATIVES = ("icarl", "der++", "ewc", "foster")  # one of each family
 Method = Host | Flashback
 
 
@@ -36,10 +38,19 @@ def run(method: Method, checkpointer: Any = None) -> Ending:
     return Ending.of(trainer)
 
 
+def mostly_slow(names: Sequence[str], fast: Sequence[str] = REPRESENTATIVES) -> list[Any]:
+    """Parameters for a test that every commit runs for some hosts, and `make test-all` for all of them."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def few_images(sizes: Sequence[int] = (2, 3, 2)) -> Benchmark:
+    return tiny_benchmark(sizes, per_class=6, test_per_class=3)
+
+
 @cache
 def outcome(name: str, flashback: bool = False, sizes: Sequence[int] = (2, 3, 2), **settings: Any) -> Ending:
     """The end of a run that nobody watches."""
-    return run(method_of(name, tiny_benchmark(sizes), flashback, **settings))
+    return run(method_of(name, few_images(sizes), flashback, **settings))
 
 
 def assert_same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance_runs import ALL, KNOWING, method_of, outcome
+from conformance_runs import ALL, KNOWING, few_images, method_of, mostly_slow, outcome
 
 from flashback import Flashback, FlashbackError, evaluate
 from flashback.conformance import check_host
 from flashback.training import Trainer
-from helpers import tiny_benchmark
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", mostly_slow(ALL, [name for name in ALL if name not in ("icarl-aanets", "der")]))
 def test_a_host_keeps_what_comparisons_rest_on(name: str) -> None:
     """What `flashback check` asks of a host; test_check_command.py shows that it would find out."""
-    assert [check for check in check_host(name) if not check.kept] == []
+    assert [check for check in check_host(name, benchmark=few_images()) if not check.kept] == []
 
 
 @pytest.mark.parametrize("name", KNOWING)
@@ -23,14 +22,14 @@ def test_the_host_alone_has_no_plastic_knowledge(name: str) -> None:
     assert "plastic" not in outcome(name).bytes
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", mostly_slow(ALL))
 def test_another_seed_is_another_run(name: str) -> None:
     first, other = outcome(name), outcome(name, seed=1)
     assert any(not torch.equal(tensor, other.weights[key]) for key, tensor in first.weights.items())
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("sizes", [(3, 1, 2), (1, 4)])
+@pytest.mark.parametrize("sizes", [(1, 3), pytest.param((3, 1, 2), marks=pytest.mark.slow)])
 def test_unequal_tasks(name: str, sizes: tuple[int, ...]) -> None:
     result = outcome(name, flashback=name in KNOWING, sizes=sizes).results
     for setting in ("class_incremental", "task_incremental"):
@@ -42,7 +41,7 @@ def test_unequal_tasks(name: str, sizes: tuple[int, ...]) -> None:
 def test_structure_alone_fits_a_fresh_host(name: str) -> None:
     """Allocating every stage, without data or content, gives a host into which a trained state goes."""
     flashback = name in KNOWING
-    trained, benchmark = outcome(name, flashback=flashback), tiny_benchmark()
+    trained, benchmark = outcome(name, flashback=flashback), few_images()
     fresh = method_of(name, benchmark, flashback)
     trainer = Trainer(fresh, benchmark)
     for task in benchmark.tasks:
@@ -57,6 +56,6 @@ def test_structure_alone_fits_a_fresh_host(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - set(KNOWING)))
 def test_a_host_without_knowledge_refuses_flashback(name: str) -> None:
-    host = method_of(name, tiny_benchmark()).host
+    host = method_of(name, few_images()).host
     with pytest.raises(FlashbackError, match=rf"^{name} keeps no knowledge .* without flashback$"):
         Flashback(host)

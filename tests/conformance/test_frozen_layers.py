@@ -30,7 +30,7 @@ def frozen_stem() -> None:
 
 @pytest.mark.parametrize("name", list(HOSTS))
 def test_frozen_layers_are_not_trained(name: str) -> None:
-    benchmark = tiny_benchmark()
+    benchmark = tiny_benchmark((2, 2), per_class=6, test_per_class=2)
     settings = {"host__net": NET, "training__momentum": 0.9, "training__weight_decay": 0.1, **small_settings(name)}
     config = quick_config(name, flashback=HOSTS[name].has_knowledge, **settings)
     method = build_method(config, benchmark, "cpu")

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from conformance_runs import ALL, KNOWING, Watcher, assert_same_state, method_of, outcome, run
+from conformance_runs import ALL, KNOWING, Watcher, assert_same_state, few_images, method_of, outcome, run
 from torch import Tensor
 
 from flashback import Host, evaluate
 from flashback.conformance import Ending
 from flashback.hosts.prediction import Classifier
-from helpers import tiny_benchmark
 
 LURE = 1e9
 
@@ -55,12 +54,12 @@ class Looking(Watcher):
 @cache
 def looked_at(name: str) -> tuple[Ending, int]:
     looking = Looking()
-    return run(method_of(name, tiny_benchmark(), flashback=name in KNOWING), looking), looking.looks
+    return run(method_of(name, few_images((2, 2)), flashback=name in KNOWING), looking), looking.looks
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_evaluation_after_every_step_changes_nothing(name: str) -> None:
-    alone = outcome(name, flashback=name in KNOWING)
+    alone = outcome(name, flashback=name in KNOWING, sizes=(2, 2))
     seen, looks = looked_at(name)
     assert looks == sum(entry["steps"] for entry in alone.budget) > 0
     assert seen.results == alone.results

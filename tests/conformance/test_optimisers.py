@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from conformance_runs import ALL, KNOWING, Watcher, method_of, run
+from conformance_runs import ALL, KNOWING, Watcher, few_images, method_of, mostly_slow, run
 
 from flashback.conformance import check_host
-from helpers import tiny_benchmark
 
 LATER = {
     "afec": "empty network",
@@ -35,18 +34,18 @@ class Optimisers(Watcher):
         self.seen[step.stage.name] = type(step.optimiser)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", mostly_slow(ALL, ["der++", *LATER]))
 def test_all_stages_of_a_host_have_the_optimiser_of_the_run(name: str) -> None:
     settings = {"training__optimiser": "adamw", "training__momentum": 0.0, "training__lr": 0.002}
     watcher = Optimisers()
-    run(method_of(name, tiny_benchmark(), flashback=name in KNOWING, **settings), watcher)
+    run(method_of(name, few_images(), flashback=name in KNOWING, **settings), watcher)
     assert set(watcher.seen.values()) == {torch.optim.AdamW}
     assert ("phase 2" in watcher.seen) == (name in KNOWING)
     assert LATER.get(name, "phase 2" if name in KNOWING else "learn") in watcher.seen
 
 
-@pytest.mark.parametrize("name", ["icarl", "der++", "foster"])
+@pytest.mark.parametrize("name", mostly_slow(["icarl", "der++", "foster"], ["icarl"]))
 def test_a_host_keeps_what_comparisons_rest_on_with_adam(name: str) -> None:
     """Both arms, stopped everywhere and continued; momentum, which the short runs have otherwise, is left out."""
-    found = check_host(name, settings={"training.optimiser": "adam", "training.lr": 0.005})
+    found = check_host(name, settings={"training.optimiser": "adam", "training.lr": 0.005}, benchmark=few_images())
     assert [check for check in found if not check.kept] == []

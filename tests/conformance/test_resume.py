@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from conformance_runs import few_images, mostly_slow
 
 from flashback.config import CheckpointConfig, RunConfig
 from flashback.files import write_atomically
 from flashback.hosts import HOSTS
 from flashback.training import Checkpoints, Interrupted, Trainer, build_method
 from flashback.training.trainer import Position, RunState
-from helpers import quick_config, small_settings, tiny_benchmark
+from helpers import quick_config, small_settings
 
 SETTINGS: dict[str, Any] = {"training__momentum": 0.9, "training__epochs": 2, "flashback__epochs": 1}
 
@@ -105,7 +106,7 @@ def config_of(name: str) -> RunConfig:
 
 def start(name: str, checkpointer: Checkpoints, log: list[str], state: RunState | None = None) -> dict[str, Any]:
     """Train from the beginning or from a state, as a new process would. The log is cut as a folder cuts it."""
-    benchmark = tiny_benchmark()
+    benchmark = few_images()
     trainer = Trainer(
         build_method(config_of(name), benchmark, "cpu"),
         benchmark,
@@ -136,7 +137,7 @@ def assert_same(again: dict[str, Any], whole: dict[str, Any], where: object) -> 
         assert torch.equal(again["weights"][key], tensor), (where, key)
 
 
-@pytest.fixture(scope="module", params=list(HOSTS))
+@pytest.fixture(scope="module", params=mostly_slow(list(HOSTS), ["icarl", "foster", "si"]))
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     checkpointer = Counting(tmp_path_factory.mktemp("whole"))
     run = start(request.param, checkpointer, [])

@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from conformance_runs import KNOWING, mostly_slow
 
 from flashback.config import CheckpointConfig, RunConfig
-from flashback.hosts import HOSTS
 from flashback.training import Checkpoints, Interrupted, environment, run, running
 from flashback.training.trainer import Event
 from helpers import quick_config, small_settings, tiny_benchmark
 
-WITH_KNOWLEDGE = [name for name in HOSTS if HOSTS[name].has_knowledge]
 CLOCK = ("time", "seconds", "training_seconds")
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "open_benchmark", lambda config, data: tiny_benchmark())
+    monkeypatch.setattr(running, "open_benchmark", lambda config, data: tiny_benchmark(per_class=6, test_per_class=3))
 
 
 def config_of(name: str, flashback: bool, **changes: Any) -> RunConfig:
@@ -69,7 +68,7 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
-@pytest.mark.parametrize("name", WITH_KNOWLEDGE)
+@pytest.mark.parametrize("name", mostly_slow(KNOWING))
 def test_flashback_goes_on_from_the_first_task_of_its_host(name: str, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     train(config_of(name, flashback=False), tmp_path / "host", shared)

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from conformance_runs import KNOWING, Watcher, assert_same_state, method_of, run
+from conformance_runs import KNOWING, Watcher, assert_same_state, few_images, method_of, mostly_slow, run
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.hosts import HOSTS, Stage
 from flashback.knowledge import ReplayedTargets
 from flashback.plugin import Flashback
-from helpers import tiny_benchmark
 
 REMEMBERING = [name for name in KNOWING if hasattr(HOSTS[name].Settings, "memory_size")]
 
@@ -94,7 +93,7 @@ class FirstRates(Watcher):
 def watched(name: str, **settings: Any) -> tuple[Watched, FirstRates]:
     # A cosine over E instead of E2 epochs, or one that goes on where another stage stopped, would show in the rates.
     shape = {"training__epochs": 3, "flashback__epochs": 1, "training__schedule": "cosine"}
-    method = method_of(name, tiny_benchmark(), flashback=True, plugin=Watched, **shape, **settings)
+    method = method_of(name, few_images(), flashback=True, plugin=Watched, **shape, **settings)
     assert isinstance(method, Watched)
     rates = FirstRates()
     run(method, rates)
@@ -118,7 +117,7 @@ def test_plastic_knowledge_stands_still_in_phase_2(name: str) -> None:
         assert_same_state(first, last)
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@pytest.mark.parametrize("name", mostly_slow(REMEMBERING, ["icarl", "der++", "xder", "foster"]))
 def test_replayed_targets_answer_the_memory_of_before_the_task(name: str) -> None:
     """Eq. 10: o_p = f_p(x) for x in M_{t-1}, though phase 1 may have put other images into the memory."""
     method, _ = watched(name, flashback__support="memory")

@@ -183,7 +183,7 @@ def test_the_column_reads_the_knowledge_base_of_before_the_task(column: str) -> 
 
 def test_a_kept_column_resumes_everywhere() -> None:
     """The suite over all hosts has fresh ones."""
-    resumes(Trial("pnc", {"host.column": "kept"}))
+    resumes(Trial("pnc", {"host.column": "kept"}, tiny_benchmark(per_class=6, test_per_class=2)))
 
 
 # ---------------------------------------------------------------- a batch
