@@ -1,7 +1,8 @@
 """Checkpoints: everything a run needs to continue as if it had never stopped.
 
 A checkpoint is two files: tensors (safetensors) and a manifest (JSON) with their checksum. Both are written
-atomically, the manifest last, so a checkpoint is complete or does not exist. Nothing is unpickled.
+atomically, the manifest last, so a checkpoint is complete or does not exist. Nothing is unpickled. The manifest names
+the run that wrote it by a digest of its configuration and data, and no other run loads it.
 """
 
 from __future__ import annotations
@@ -30,21 +31,33 @@ from flashback.records.terms import SETTINGS
 from flashback.training.result import History
 from flashback.training.trainer import Checkpointer, Position, RunState
 
+FORMAT = 2  # of checkpoints; others are refused
 KEPT = 2  # the last good one, and the one before in case the last is damaged
 MANIFEST = re.compile(r"[0-9]{6,}\.json")
 AFTER_TASKS = "after-task-{}"  # folders of the models kept after each task, counted from 1
 CHECKPOINT_FILE = re.compile(r"(?:\.(?:[0-9a-f]{8}\.)?)?([0-9]{6,})\.(json|safetensors)(\.part)?")
 
 
+class DamagedCheckpointError(FlashbackError):
+    pass
+
+
 class Checkpoints:
     """The checkpointer of a run folder: saves when due, stops when asked, and loads the last good state."""
 
-    def __init__(self, folder: Path, settings: CheckpointConfig, log_size: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: CheckpointConfig,
+        log_size: Callable[[], int] = lambda: 0,
+        run: str | None = None,
+    ) -> None:
         require(
             not folder.is_symlink(),
             f"{folder} is a symbolic link, and a run writes only inside its own folder; remove the link",
         )
         self.folder, self.settings, self.log_size = folder, settings, log_size
+        self.run = run  # the digest of the run; None loads the checkpoint of any run
         self.stopping = threading.Event()
         self.damaged: set[str] = set()  # by number
         self._last = time.monotonic()
@@ -81,7 +94,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"{1 + max((int(path.stem) for path in self.manifests()), default=0):06d}"
         content = safetensors.torch.save(storable(state.tensors))
-        values = {**state.values, "log_bytes": self.log_size()}
+        values = {**state.values, "log_bytes": self.log_size(), "run": self.run, "format": FORMAT}
         manifest = {"tensors": digest(content), "size": len(content), "values": values}
         try:
             write_atomically(self.folder / f"{name}.safetensors", content)
@@ -107,13 +120,27 @@ class Checkpoints:
         """The newest undamaged checkpoint; damaged ones are skipped with a warning."""
         for manifest in reversed(self.manifests()):
             try:
-                return read_checkpoint(manifest)
-            except FlashbackError as error:
+                state = read_checkpoint(manifest)
+                self.check_run(state, manifest)
+                return state
+            except DamagedCheckpointError as error:
                 self.damaged.add(manifest.stem)
                 warnings.warn(f"{error}; it is skipped", stacklevel=2)
         if self.damaged:
             warnings.warn(f"every checkpoint in {self.folder} is damaged; the run starts again", stacklevel=2)
         return None
+
+    def check_run(self, state: RunState, manifest: Path) -> None:
+        """Refuse the checkpoint of another run."""
+        require(
+            self.run is None or state.values.get("format") == FORMAT,
+            f"the checkpoint {manifest} was written by another version of flashback; start the run in another folder",
+        )
+        require(
+            self.run in (None, state.values["run"]),
+            f"the checkpoint {manifest} belongs to a run with another seed, host, setting or dataset than config.yaml; "
+            "restore what was changed, or start the run in another folder",
+        )
 
     # ------------------------------------------------------------ signals
 
@@ -168,8 +195,8 @@ class TeeCheckpointer:
 class Models:
     """The models that a run keeps: its state after every task but the last, whose state the last checkpoint has."""
 
-    def __init__(self, folder: Path, settings: CheckpointConfig, tasks: int) -> None:
-        self.folder, self.settings, self.tasks = folder, settings, tasks
+    def __init__(self, folder: Path, settings: CheckpointConfig, tasks: int, run: str) -> None:
+        self.folder, self.settings, self.tasks, self.run = folder, settings, tasks, run
 
     def due(self, position: Position) -> bool:
         return self.settings.tasks and position == Position(position.task) and 0 < position.task < self.tasks
@@ -180,7 +207,7 @@ class Models:
         kept.tidy(kept=1)
 
     def after(self, tasks: int) -> Checkpoints:
-        return Checkpoints(self.folder / AFTER_TASKS.format(tasks), self.settings)
+        return Checkpoints(self.folder / AFTER_TASKS.format(tasks), self.settings, run=self.run)
 
     def kept(self) -> list[int]:
         return [tasks for tasks in range(1, self.tasks) if self.after(tasks).manifests()]
@@ -207,7 +234,7 @@ def read_checkpoint(manifest: Path) -> RunState:
 
     A disk that cannot be read, or a lack of memory, is not damage: those errors are raised as they are.
     """
-    damaged = FlashbackError(f"the checkpoint {manifest} is damaged")
+    damaged = DamagedCheckpointError(f"the checkpoint {manifest} is damaged")
     tensors = manifest.with_suffix(".safetensors")
     try:
         document = json.loads(read_file(manifest, LARGEST_RECORD))

@@ -6,14 +6,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flashback.config import RunConfig, to_dict
 from flashback.errors import require
 from flashback.files import ANOTHER_FOLDER
 from flashback.hosts.external import external_code
 from flashback.recipes import comparable, config_from_dict, resolved
 from flashback.records import RunRecord, check_settings, is_begun, is_finished, read_record
 from flashback.training.building import open_benchmark
+from flashback.training.checkpoints import digest_of
 
 IGNORED = ("checkpoint",)  # sections of a configuration that do not change results
+
+
+def run_digest(config: RunConfig, checksum: str) -> str:
+    """What the checkpoints of a run are bound to: its seed, host, settings and data."""
+    settings = {key: value for key, value in comparable(to_dict(config)).items() if key not in IGNORED}
+    return digest_of([settings, checksum])
 
 
 def finished_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,17 +49,23 @@ class FirstTaskCache:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(dir=self.folder.parent) as part:
                 write_atomically(Path(part) / LOG, log)
-                Checkpoints(Path(part), CheckpointConfig(), lambda: len(log)).write(of_any_arm(state))
+                self.checkpoints(Path(part), len(log)).write(of_any_arm(state))
                 Path(part).rename(self.folder)
 
     def load(self) -> tuple[RunState, bytes] | None:
         """The stored state and log; None if there is none that can be used, and the task has to be trained."""
-        with suppress(OSError, ValueError, FlashbackError):
+        try:
             log = read_file(self.folder / LOG, LARGEST_RECORD)
-            state = Checkpoints(self.folder, CheckpointConfig()).load()
-            if state is not None and len(log) == state.values["log_bytes"]:
-                return state, log
-        return None
+            state = self.checkpoints(self.folder).load()
+        except (OSError, ValueError):
+            return None
+        except FlashbackError:
+            warnings.warn(f"{self.folder} holds the first task of another run; it is trained again", stacklevel=2)
+            return None
+        return (state, log) if state is not None and len(log) == state.values["log_bytes"] else None
+
+    def checkpoints(self, folder: Path, log_size: int = 0) -> Checkpoints:
+        return Checkpoints(folder, CheckpointConfig(), lambda: log_size, run=self.folder.name)
 
 
 def of_any_arm(state: RunState) -> RunState:

@@ -31,7 +31,7 @@ from flashback.training.environment import (
     select_precision,
 )
 from flashback.training.evaluation import host_of
-from flashback.training.finished import IGNORED, finished_run
+from flashback.training.finished import IGNORED, finished_run, run_digest
 from flashback.training.first_task_cache import AFTER_FIRST_TASK, FirstTaskCache, replay_log
 from flashback.training.result import History, TrainingResult
 from flashback.training.trackers import check_tracker, tracking
@@ -170,8 +170,9 @@ def _run_in_folder(
     host = method.host
     facts = describe(host.config, benchmark, host.device, precision)
     differing = compare_environment(folder, facts)
-    checkpoints = Checkpoints(folder.path / CHECKPOINT, host.config.checkpoint, folder.log_size)
-    models = Models(checkpoints.folder, host.config.checkpoint, len(benchmark.tasks))
+    digest = run_digest(host.config, benchmark.checksum)
+    checkpoints = Checkpoints(folder.path / CHECKPOINT, host.config.checkpoint, folder.log_size, digest)
+    models = Models(checkpoints.folder, host.config.checkpoint, len(benchmark.tasks), digest)
     checkpointer: Checkpointer = TeeCheckpointer(checkpoints, models.due, models.keep)
     state = checkpoints.load()
     if state is not None and "code" in differing and not other_code:
@@ -275,21 +276,23 @@ def load_trained(
     benchmark = benchmark_from_record(record, open_data) or open_data()  # old records say too little
     with prepared_device(config, target, "fp32"), explaining_failures():
         trainer = Trainer(build_method(config, benchmark, target), benchmark)
-        trainer.resume(kept_state(path, config, len(benchmark.tasks), after_tasks))
+        trainer.resume(kept_state(path, config, benchmark, after_tasks))
     if after_tasks is not None:
         trainer.host.enter(benchmark.tasks[after_tasks - 1])
     return trainer.host.eval()
 
 
-def kept_state(path: Path, config: RunConfig, tasks: int, after_tasks: int | None = None) -> RunState:
+def kept_state(path: Path, config: RunConfig, benchmark: Benchmark, after_tasks: int | None = None) -> RunState:
     """The state at the end of a run, or after so many of its tasks."""
-    models = Models(path / CHECKPOINT, config.checkpoint, tasks)
+    tasks, digest = len(benchmark.tasks), run_digest(config, benchmark.checksum)
+    models = Models(path / CHECKPOINT, config.checkpoint, tasks, digest)
     wanted = tasks if after_tasks is None else after_tasks
     require(
         type(wanted) is int and 1 <= wanted <= tasks,
         f"after_tasks is a number of tasks from 1 to {tasks}, not {abbreviate(wanted)}",
     )
-    checkpointer = Checkpoints(models.folder, config.checkpoint) if wanted == tasks else models.after(wanted)
+    last = Checkpoints(models.folder, config.checkpoint, run=digest)
+    checkpointer = last if wanted == tasks else models.after(wanted)
     state = checkpointer.load()
     if state is not None and state.values["position"]["task"] == wanted:
         return state

@@ -1,0 +1,146 @@
+"""A checkpoint, a kept model and a cached first task belong to one run: its seed, host, settings and data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from reliability_runs import Crash, sign
+
+import flashback as fb
+from flashback.conformance import short_settings
+from flashback.hosts import HOSTS
+from helpers import write_tiny
+
+REFUSED = r"belongs to a run with another seed, host, setting or dataset than config\.yaml"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "tiny.npz")
+
+
+def config_of(
+    data: Path, host: str = "finetune", seed: int = 0, flashback: bool = False, **changes: Any
+) -> fb.RunConfig:
+    settings = {"benchmark.sizes": [4, 3], "training.epochs": 1, "training.batch_size": 16, "checkpoint.minutes": 0.0}
+    settings |= {**short_settings(HOSTS[host]), "checkpoint.tasks": True, "flashback.second_epochs": 1, **changes}
+    return fb.configure(host, data, seed=seed, flashback=flashback, settings=settings)
+
+
+def stopped(config: fb.RunConfig, folder: Path) -> Path:
+    """A run that breaks off when its second task begins."""
+
+    def crash(event: Mapping[str, Any]) -> None:
+        if (event["event"], event["task"]) == ("task", 1):
+            raise Crash
+
+    with pytest.raises(Crash):
+        fb.run(config, out=folder, device="cpu", observers=[crash])
+    return folder
+
+
+def swap(source: Path, target: Path) -> None:
+    shutil.rmtree(target / "checkpoint")
+    shutil.copytree(source / "checkpoint", target / "checkpoint")
+
+
+SWAPS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"seed": 1}, {"seed": 0}),
+    ({"host": "lwf"}, {"host": "lwf-mc"}),
+    ({"host": "der"}, {"host": "der++"}),
+    ({"host": "icarl"}, {"host": "wa"}),
+    ({"host": "replay"}, {"host": "er"}),
+    ({"host": "agem"}, {"host": "er"}),
+    ({"training.lr": 0.01}, {"training.lr": 0.02}),
+    ({"host": "icarl"}, {"host": "icarl", "flashback": True}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SWAPS, ids=str)
+def test_the_checkpoint_of_another_run_is_refused(
+    data: Path, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    source, target = (stopped(config_of(data, **kind), tmp_path / name) for name, kind in (("a", one), ("b", other)))
+    before = (target / "log.jsonl").read_bytes()
+    swap(source, target)
+    with pytest.raises(fb.FlashbackError, match=REFUSED):
+        fb.resume(target, device="cpu")
+    assert not (target / "results.json").exists()
+    assert (target / "log.jsonl").read_bytes() == before
+
+
+def test_the_checkpoint_of_other_data_is_refused(data: Path, tmp_path: Path) -> None:
+    target = stopped(config_of(data), tmp_path / "b")
+    swap(stopped(config_of(write_tiny(tmp_path / "other" / "tiny.npz", shift=1)), tmp_path / "a"), target)
+    with pytest.raises(fb.FlashbackError, match=REFUSED):
+        fb.resume(target, device="cpu")
+
+
+def test_the_checkpoint_of_another_version_is_refused(data: Path, tmp_path: Path) -> None:
+    folder = stopped(config_of(data), tmp_path / "run")
+    for manifest in (folder / "checkpoint").glob("*.json"):
+        values = json.loads(manifest.read_text())["values"]
+        del values["format"], values["run"]
+        sign(manifest, values)
+    with pytest.raises(fb.FlashbackError, match=r"was written by another version of flashback; start the run in ano"):
+        fb.resume(folder, device="cpu")
+
+
+def test_a_finished_run_is_not_made_from_the_checkpoint_of_another(data: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        fb.run(config_of(data, seed=seed), out=tmp_path / str(seed), device="cpu")
+    swap(tmp_path / "1", tmp_path / "0")
+    for after_tasks in (None, 1):
+        with pytest.raises(fb.FlashbackError, match=REFUSED):
+            fb.load_trained(tmp_path / "0", device="cpu", after_tasks=after_tasks)
+    (tmp_path / "0" / "results.json").unlink()
+    with pytest.raises(fb.FlashbackError, match=REFUSED):
+        fb.resume(tmp_path / "0", device="cpu")
+
+
+@pytest.mark.parametrize("change", [{"seed": 5}, {"training": {"lr": 0.5}}, {"host": {"name": "joint"}}], ids=str)
+def test_an_edited_configuration_does_not_go_on(data: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = stopped(config_of(data), tmp_path / "run")
+    path = folder / "config.yaml"
+    values = yaml.safe_load(path.read_text())
+    for key, value in change.items():
+        values[key] = {**values[key], **value} if isinstance(value, dict) else value
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(fb.FlashbackError, match=REFUSED):
+        fb.resume(folder, device="cpu")
+
+
+def test_when_it_is_saved_may_change(data: Path, tmp_path: Path) -> None:
+    whole = fb.run(config_of(data), device="cpu")
+    folder = stopped(config_of(data), tmp_path / "run")
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    values["checkpoint"] |= {"minutes": 7.0, "tasks": False}
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    assert fb.resume(folder, device="cpu").as_dict() == whole.as_dict()
+
+
+def test_the_data_may_lie_elsewhere(data: Path, tmp_path: Path) -> None:
+    folder = stopped(config_of(data), tmp_path / "run")
+    (tmp_path / "moved").mkdir()
+    data.rename(tmp_path / "moved" / "tiny.npz")
+    assert fb.run(config_of(tmp_path / "moved" / "tiny.npz"), out=folder, device="cpu").steps
+
+
+def test_the_cached_first_task_of_other_settings_is_trained_again(data: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    for name, seed in (("a", 0), ("b", 1)):
+        fb.run(config_of(data, "icarl", seed=seed), out=tmp_path / name, device="cpu", first_tasks=shared)
+    one, other = sorted(shared.iterdir())
+    one.rename(shared / "aside")
+    other.rename(one)
+    (shared / "aside").rename(other)
+    expected = fb.run(config_of(data, "icarl", flashback=True), device="cpu")
+    with pytest.warns(UserWarning, match="holds the first task of another run; it is trained again"):
+        result = fb.run(config_of(data, "icarl", flashback=True), out=tmp_path / "c", device="cpu", first_tasks=shared)
+    assert result.as_dict() == expected.as_dict()
