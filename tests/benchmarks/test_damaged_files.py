@@ -327,6 +327,7 @@ types = st.sampled_from(
 
 
 @FUZZ
+@pytest.mark.slow
 @given(
     key=st.sampled_from(["x_train", "y_train", "x_test", "y_test"]),
     shape=shapes,
@@ -338,12 +339,14 @@ def test_any_header_loads_or_is_refused(npz: Callable, key: str, shape: str, des
 
 
 @FUZZ
+@pytest.mark.slow
 @given(content=st.binary(max_size=200), key=st.sampled_from(["x_train", "y_test"]), magic=st.booleans())
 def test_any_member_loads_or_is_refused(npz: Callable, content: bytes, key: str, magic: bool) -> None:
     load_or_refuse(rezip(npz(), key, (b"\x93NUMPY" if magic else b"") + content))
 
 
 @FUZZ
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_change_of_bytes_loads_or_is_refused(npz: Callable, data: st.DataObject) -> None:
     path = npz()

@@ -82,6 +82,7 @@ def test_black_and_white_images_are_0_and_255() -> None:
     assert np.array_equal(decoded(encoded(Image.fromarray(bits), "PNG"))[..., 1], 255 * bits)
 
 
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 @pytest.mark.parametrize("options", [{}, {"transparency": 1}, {"transparency": b"\x00\x80\xff"}])
 def test_palettes_are_looked_up(options: dict[str, Any]) -> None:
     colours = np.array([[10, 20, 30], [200, 0, 0], [0, 99, 255]], np.uint8)

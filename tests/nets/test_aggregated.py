@@ -17,6 +17,9 @@ SHAPE = (3, 16, 16)
 LEVELS = {"smallcnn": 4, "resnet32": 3, "resnet32-cosine": 3, "resnet18": 4, "resnet18-imagenet": 4}
 
 
+EVERY_NET = [pytest.param(name, marks=pytest.mark.slow) if name.startswith("resnet18-") else name for name in NETS]
+
+
 def images(count: int = 3, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
@@ -35,7 +38,7 @@ def aggregated(name: str = "smallcnn") -> AggregatedBackbone:
     return AggregatedBackbone(build_backbone(name, SHAPE)).double()
 
 
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", EVERY_NET)
 def test_at_first_it_answers_as_the_network_it_was_made_of(name: str) -> None:
     torch.manual_seed(0)
     backbone = moved(build_backbone(name, SHAPE)).eval()
@@ -89,7 +92,7 @@ def test_blocks_of_a_resnet_are_mixed_by_stage(name: str) -> None:
     torch.testing.assert_close(net(images()), pooled, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", EVERY_NET)
 def test_filters_of_the_stable_network_are_frozen_and_all_else_is_trained(name: str) -> None:
     net = aggregated(name)
     for _ in range(2):  # whatever a host does with its networks
@@ -161,6 +164,7 @@ def test_batches_go_through_together() -> None:
         torch.testing.assert_close(other.state_dict()[key], value, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_it_compiles_as_a_whole_and_exports() -> None:
     net = moved(aggregated("resnet32"))
     compiled = torch.compile(copy.deepcopy(net), dynamic=False, fullgraph=True, backend="eager")
@@ -170,6 +174,7 @@ def test_it_compiles_as_a_whole_and_exports() -> None:
         torch.testing.assert_close(program.module()(images()), net(images()))
 
 
+@pytest.mark.slow
 def test_another_network_needs_no_compilation_of_its_own() -> None:
     """Many runs in one process: each guards on the types of its layers, and there is a limit to recompilations."""
     compiled = []

@@ -19,6 +19,9 @@ from helpers import forgetting, quick_host
 SMALL = (3, 32, 32)
 
 
+EVERY_NET = [pytest.param(name, marks=pytest.mark.slow) if name.startswith("resnet18-") else name for name in NETS]
+
+
 def count(tensors):
     return sum(tensor.numel() for tensor in tensors)
 
@@ -64,7 +67,7 @@ def test_smallcnn_is_small():
     assert 30_000 <= count(build_backbone("smallcnn", (1, 28, 28)).parameters()) <= 100_000
 
 
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", EVERY_NET)
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 64, 64)])
 def test_output_shapes(name, shape):
     backbone = build_backbone(name, shape)
@@ -84,7 +87,7 @@ def test_only_cosine_features_are_signed(name):
     assert (maps.min() < 0) == (name == "resnet32-cosine")
 
 
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", EVERY_NET)
 def test_last_stage_layers_are_the_last_convolutions(name):
     net = build_backbone(name, SMALL)
     expected = {"smallcnn": 2, "cnn6": 2, "resnet32": 10, "resnet32-cosine": 10}.get(name, 4)
@@ -137,7 +140,7 @@ def test_resnet32_initialisation():
         assert conv.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)
 
 
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", EVERY_NET)
 def test_levels_one_after_another_give_the_stage_maps(name):
     net = build_backbone(name, SMALL).eval()
     x = torch.randn(2, *SMALL)
@@ -149,7 +152,10 @@ def test_levels_one_after_another_give_the_stage_maps(name):
     assert own == set(net.parameters())
 
 
-@pytest.mark.parametrize("host", ["podnet", "pnc", "lucir-aanets"])
+SLOW_HOSTS = [pytest.param(name, marks=pytest.mark.slow) for name in ("podnet", "lucir-aanets")]
+
+
+@pytest.mark.parametrize("host", ["pnc", *SLOW_HOSTS])
 def test_a_network_that_names_its_levels_need_not_give_their_maps(host):
     class Levels(Backbone):
         width = 8
@@ -209,7 +215,7 @@ def test_cnn6_refuses_images_that_cannot_be_halved_three_times():
 # ---------------------------------------------------------------- other widths
 
 
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", EVERY_NET)
 def test_a_width_scales_the_channels(name):
     usual, narrow = build_backbone(name, SMALL), build_backbone(name, SMALL, 0.25)
     kinds = (nn.Conv2d, nn.BatchNorm2d)
@@ -256,7 +262,7 @@ def test_features_are_the_mean_over_space():
         torch.testing.assert_close(net(x), F.avg_pool2d(net.stages(net.stem(x)), 8).flatten(1))
 
 
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", EVERY_NET)
 def test_copies_and_state_dicts(name):
     backbone = build_backbone(name, SMALL)
     net = Net(backbone, LinearHead(backbone.width, 5))

@@ -58,7 +58,9 @@ def weighted_sum(answers: list) -> torch.Tensor:
     return sum((index + 1) * answer.logits.square().sum() for index, answer in enumerate(answers))
 
 
-@pytest.mark.parametrize("name", ["smallcnn", "resnet32", "resnet18", "plain", "own norm"])
+@pytest.mark.parametrize(
+    "name", ["smallcnn", "resnet32", pytest.param("resnet18", marks=pytest.mark.slow), "plain", "own norm"]
+)
 def test_answers_statistics_and_gradients_are_those_of_separate_passes(name: str) -> None:
     net = made(name)
     other = copy.deepcopy(net)
