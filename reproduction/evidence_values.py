@@ -20,7 +20,6 @@ from flashback.results import Method, Row, Run, Sample, Similarity, read_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "reproduction" / "paper-values.yaml"
-PAPER = PAPER if PAPER.exists() else ROOT / "src" / "flashback" / "reports" / "printed.yaml"
 BENCHMARK = "split-cifar100"
 HOSTS = ("icarl", "lwf-mc", "lucir", "xder", "oewc")  # with and without flashback
 SETTINGS = {"class": CLASS_INCREMENTAL, "task": TASK_INCREMENTAL}
