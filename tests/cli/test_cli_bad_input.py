@@ -113,7 +113,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --seed one", ["--seed"]),
         ("run icarl --seed -1", ["seed must not be negative, not -1"]),
         ("run icarl --sed 1", ["--sed"]),
-        ("run", ["host"]),
+        ("run", ["Missing argument"]),
         ("rnu icarl", ["rnu"]),
         ("list host", ["did you mean 'hosts'?"]),
         ("compare icarl --seeds 0", ["at least one seed"]),

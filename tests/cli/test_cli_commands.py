@@ -10,17 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
 from flashback import __version__
 from flashback.benchmarks import BENCHMARKS
-from flashback.cli import main, progress
+from flashback.cli import main
 from flashback.hosts import HOSTS
 from flashback.metrics.accuracy import METRICS
 from flashback.nets import NETS
@@ -211,25 +209,6 @@ def test_warnings_take_one_line(flashback: Command, bare: list[str], monkeypatch
     assert flashback("show", "finetune", *bare)[2] == "warning: a package is broken\n"
 
 
-# ---------------------------------------------------------------- on a terminal
-
-
-def test_progress_names_task_stage_epoch_and_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = StringIO()
-    console = Console(file=screen, force_terminal=True, width=120, color_system=None)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with progress.ProgressView() as view:
-        observe = view.watch("icarl")
-        observe({"event": "task", "task": 0, "tasks": 2})
-        observe({"event": "stage", "task": 0, "stage": "learn", "epochs": 3})
-        observe({"event": "epoch", "task": 1, "stage": "phase 2", "epoch": 1, "epochs": 3, "losses": {"task": 0.25}})
-        view.progress.refresh()
-        observe({"event": "evaluation", "task": 1, "accuracy": {"linear": {"class_incremental": [80.0, 61.0]}}})
-    shown = screen.getvalue()
-    for words in ("icarl", "task 2/2", "phase 2", "epoch 2/3", "task 0.25", "icarl: average accuracy 70.5"):
-        assert words in shown
-
-
 # ---------------------------------------------------------------- stopping
 
 LIMIT = 300.0  # seconds until a test gives up
@@ -262,6 +241,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     pytest.fail(f"{path} never came: {end(process)}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "folder"),
     [(["run", "finetune"], "out"), (["compare", "lwf-mc", "--jobs", "2", "--seeds", "1"], "out/host/seed-0")],
@@ -279,6 +259,7 @@ def test_ctrl_c_takes_one_line_and_code_130(
     assert saved[-1]["values"]["history"]["budget"][-1]["steps"] > 0
 
 
+@pytest.mark.slow
 def test_processes_whose_parent_is_killed_save_their_state_and_end_quietly(tiny: list[str]) -> None:
     with started("compare", "lwf-mc", "--jobs", "2", "--seeds", "1", "--out", "out", *tiny) as parent:
         wait_for(Path("out/host/seed-0/log.jsonl"), parent)

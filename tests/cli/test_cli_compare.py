@@ -330,6 +330,7 @@ class Mortal(LwFMC):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_processes_give_the_same_results() -> None:
     seen: dict[str, list[str]] = {}
@@ -348,6 +349,7 @@ def test_processes_give_the_same_results() -> None:
         assert (first.config, first.results) == (second.config, second.results)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_named(flashback: Command, tiny: list[str]) -> None:
     Path("mortal.py").write_text(DIES)
     options = ("--host-file", "mortal.py", "--seeds", 1, "--jobs", 2, "--out", "out", *tiny)

@@ -161,7 +161,7 @@ def test_the_whole_runs_are_those_measured() -> None:
     assert (whole["portion"], portions["portion"]) == ("100", "25")
     for said in (
         f"Fisher information of 5,000 images takes {measured['parts']['fisher']:.1f} s",
-        f"class means {measured['parts']['herding all images, class means']:.2f} s",
+        f"class means takes {measured['parts']['herding all images, class means']:.2f} s",
         f"{run['images']:,} images in {run['seconds']:.0f} s",
         f"{run['images'] / run['seconds']:,.0f} images/s over everything",
         f"over everything, {outside(run)}",

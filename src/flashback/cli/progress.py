@@ -41,11 +41,13 @@ class ProgressView:
         self.last_line = time.monotonic()
 
     def __enter__(self) -> ProgressView:
-        self.progress.start()
+        if not self.progress.disable:
+            self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if not self.progress.disable:
+            self.progress.stop()
 
     def watch(self, name: str, tasks: int | None = None) -> Observer:
         """Return the observer of a run; `tasks` for a resumed run, which does not announce them again."""
