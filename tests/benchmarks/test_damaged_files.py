@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import struct
 import tarfile
 import zipfile
@@ -355,3 +356,29 @@ def test_any_change_of_bytes_loads_or_is_refused(npz: Callable, data: st.DataObj
         raw[-place] = value
     path.write_bytes(raw)
     load_or_refuse(path)
+
+
+# ---------------------------------------------------------------- pipes, which would block
+
+
+def test_a_pipe_instead_of_a_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "made.npz")
+    with pytest.raises(FlashbackError, match=r"made\.npz is neither a file nor a folder"):
+        load_benchmark(tmp_path / "made.npz", sizes=[6])
+
+
+def test_a_pipe_instead_of_an_archive_counts_as_missing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cifar-10-binary.tar.gz")
+    with pytest.raises(FlashbackError, match="the data of cifar10 are missing"):
+        load_benchmark("split-cifar10", data=tmp_path, download=False)
+
+
+def test_a_pipe_in_the_cache_is_replaced(tmp_path: Path, image: Callable) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part / "one").mkdir(parents=True)
+        (tmp_path / part / "one" / "a.png").write_bytes(image((9, 9, 9)))
+    load_benchmark(tmp_path, sizes=[1])
+    for path in (*(tmp_path / ".flashback").glob("*.npy"), tmp_path / ".flashback" / ".lock"):
+        path.unlink()
+        os.mkfifo(path)
+    assert load_benchmark(tmp_path, sizes=[1]).tasks[0].train.x.float().mean() == 9

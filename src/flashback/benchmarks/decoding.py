@@ -158,7 +158,7 @@ class DecodedClass:
         """Map the file into memory, copy-on-write; None if it is missing, damaged or of another version."""
         pixels = math.prod(self.shape)
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=_open_without_waiting) as file:
                 npy.read_magic(file)
                 header = npy.read_array_header_1_0(file)
                 start = file.tell()
@@ -211,6 +211,11 @@ class DecodedClass:
         array.flush()
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file that may have been replaced by a pipe, which would block."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _decode_missing(groups: Sequence[DecodedClass]) -> None:
     from rich.console import Console
     from rich.progress import Progress
@@ -240,7 +245,7 @@ def _decode_missing(groups: Sequence[DecodedClass]) -> None:
 @contextmanager
 def _locked(cache: Path) -> Iterator[None]:
     """Let one process decode at a time, with all cores; the system drops the lock of a process that died."""
-    descriptor = os.open(cache / LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    descriptor = os.open(cache / LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
         with suppress(OSError):  # on a file system without locks each process decodes for itself
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -30,7 +30,8 @@ def load_dataset(dataset: Dataset, data: str | Path | None, download: bool) -> R
 def find_files(dataset: Dataset, data: str | Path | None) -> Path | None:
     """The path of a dataset: the .npz of its name, else the official file or folder; None if there is neither."""
     folder = data_folder(data)
-    return next((path for name in (f"{dataset.name}.npz", *dataset.files) if (path := folder / name).exists()), None)
+    paths = [folder / name for name in (f"{dataset.name}.npz", *dataset.files)]
+    return next((path for path in paths if path.is_file() or path.is_dir()), None)
 
 
 def fetch_files(dataset: Dataset, data: str | Path | None, download: bool = True) -> Path:

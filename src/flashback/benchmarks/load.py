@@ -19,7 +19,7 @@ from flashback.benchmarks.raw_data import Array, RawDataset, RawSplit, data_fold
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
 from flashback.benchmarks.task_sizes import Sizes, read_sizes, task_ranges, task_sizes
 from flashback.benchmarks.tasks import Benchmark, Images, Task
-from flashback.errors import FlashbackError, warn_once
+from flashback.errors import FlashbackError, require, warn_once
 
 PLACEHOLDER_SIDE = 16  # every backbone can halve it three times
 IN_MEMORY = "arrays"  # the name of a benchmark made of arrays in memory
@@ -110,6 +110,8 @@ def _find_path(name: str, data: str | Path | None) -> Path:
     path, folder = Path(name).expanduser(), data_folder(data)
     for candidate in (path, folder / path, folder / path.name):
         if candidate.exists():
+            regular = candidate.is_dir() or candidate.is_file()  # reading a pipe would never end
+            require(regular, f"{printable(candidate)} is neither a file nor a folder; check the path")
             return candidate
     if path.suffix != ".npz" and os.sep not in name:
         BENCHMARKS[name]  # raises the error that suggests the nearest name
