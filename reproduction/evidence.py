@@ -24,15 +24,15 @@ def fill(text: str, values: dict[str, str]) -> str:
     return PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
-def write_pages(evidence: Evidence) -> dict[str, str]:
-    values = named_values(evidence) | named_tables(evidence)
-    return {page: fill(template(page), values) for page in PAGES}
+def page_values(evidence: Evidence) -> dict[str, str]:
+    return named_values(evidence) | named_tables(evidence)
 
 
 def main() -> None:
     evidence = read_evidence()
-    for page, text in write_pages(evidence).items():
-        (ROOT / "docs" / page).write_text(text, encoding="utf-8")
+    values = page_values(evidence)
+    for page in PAGES:
+        (ROOT / "docs" / page).write_text(fill(template(page), values), encoding="utf-8")
     save(evidence, ROOT / "docs" / "images" / "evidence.png")
 
 
