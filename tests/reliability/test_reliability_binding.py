@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from reliability_runs import Crash, sign
 
@@ -144,3 +148,26 @@ def test_the_cached_first_task_of_other_settings_is_trained_again(data: Path, tm
     with pytest.warns(UserWarning, match="holds the first task of another run; it is trained again"):
         result = fb.run(config_of(data, "icarl", flashback=True), out=tmp_path / "c", device="cpu", first_tasks=shared)
     assert result.as_dict() == expected.as_dict()
+
+
+# ---------------------------------------------------------------- what decides rounding
+
+OTHER_INSTRUCTIONS = """
+import sys
+import flashback as fb
+fb.resume(sys.argv[1], device="cpu")
+"""
+
+
+def test_other_cpu_instructions_are_noticed(data: Path, tmp_path: Path) -> None:
+    folder = stopped(config_of(data), tmp_path / "run")
+    must_match = json.loads((folder / "run.json").read_text())["must_match"]
+    assert must_match["instructions"] == torch.backends.cpu.get_cpu_capability()
+    assert must_match["threads"] == 1
+    assert must_match["blas"]
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", OTHER_INSTRUCTIONS, str(folder)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "continues in another environment (instructions)" in ended.stderr
+    assert json.loads((folder / "run.json").read_text())["changed_on_resume"] == ["instructions"]

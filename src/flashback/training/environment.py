@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import warnings
 from collections.abc import Iterator, Sequence
@@ -116,7 +117,7 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
         "must_match": {
             "device": name,
             "precision": precision,
-            **share_of(device),
+            **rounding_of(device),
             **external_code(config.host.name, config.host.net),
             **versions(),
         },
@@ -126,11 +127,18 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
     }
 
 
-def share_of(device: torch.device) -> dict[str, Any]:
-    """How much of the device a run has; the results depend on it."""
-    if device.type == "cpu":
-        return {"threads": torch.get_num_threads()}
-    return {"portion": os.environ.get(PORTION, WHOLE)}
+def rounding_of(device: torch.device) -> dict[str, Any]:
+    """What decides how sums are rounded: the share of the device that a run has, its instructions and libraries."""
+    if device.type == "cuda":
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        return {"portion": os.environ.get(PORTION, WHOLE), "cuda": torch.version.cuda, "cudnn": cudnn}
+    build = torch.__config__.show()
+    blas = re.findall(r"BLAS_INFO=\w+|Math Kernel Library Version \S+|MKL-DNN v\S+", build)
+    return {
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "blas": ", ".join(sorted(blas)),
+    }
 
 
 def versions() -> dict[str, str]:
