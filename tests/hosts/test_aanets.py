@@ -18,6 +18,7 @@ from flashback.training.trainer import Position
 from helpers import forgetting, quick_host, tiny_benchmark
 
 BOTH = pytest.mark.parametrize("name", ["icarl-aanets", "lucir-aanets"])
+WHOLE_RUNS = pytest.mark.parametrize("name", ["icarl-aanets", pytest.param("lucir-aanets", marks=pytest.mark.slow)])
 ORIGINAL = ".conv.weight"  # of a convolution with scales
 
 
@@ -128,7 +129,7 @@ def test_the_stable_network_keeps_its_filters_and_all_else_learns(name: str) -> 
     assert all(torch.equal(value, filters[key]) for key, value in kept.items())
 
 
-@BOTH
+@WHOLE_RUNS
 def test_later_tasks_go_on_with_both_networks_and_their_weights(name: str) -> None:
     run = in_later_task(name, 2, stages=0)
     before = state_of(run.host.net.backbone)
@@ -205,7 +206,7 @@ def test_steps_of_the_main_stage_leave_the_weights_alone(name: str) -> None:
     assert run.host.net.backbone.mix.tolist() == [0.5] * 4
 
 
-@BOTH
+@WHOLE_RUNS
 def test_a_pass_follows_every_epoch_of_the_main_stage_and_no_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same balanced set, as many images of every class seen."""
     heard: list[tuple[int, int]] = []
@@ -258,7 +259,7 @@ def test_stable_knowledge_is_the_network_before_the_task(name: str) -> None:
         assert torch.equal(host.stable(x).logits, expected.logits)
 
 
-@BOTH
+@WHOLE_RUNS
 def test_flashback_anchors_and_restores_both_networks_and_the_weights(name: str) -> None:
     run = in_later_task(name, 2, stages=0, flashback=True, training__epochs=3, flashback__epochs=2)
     host = run.host
@@ -278,7 +279,7 @@ def test_flashback_anchors_and_restores_both_networks_and_the_weights(name: str)
     assert not torch.equal(host.net.backbone.mix, begun["net.backbone.mix"])
 
 
-@BOTH
+@WHOLE_RUNS
 def test_bytes_count_both_networks(name: str) -> None:
     run = in_later_task(name, 2, stages=2, flashback=True)
     network = sum(tensor.numel() * tensor.element_size() for tensor in run.host.net.state_dict().values())
@@ -315,6 +316,7 @@ def test_a_network_without_levels_is_refused_before_training(name: str) -> None:
             quick_host(name, host__net="flat")
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_resnet_has_its_stages_as_levels(name: str) -> None:
     """A short run on the network of the comparison."""

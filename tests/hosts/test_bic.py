@@ -247,6 +247,7 @@ def test_it_keeps_the_old_model_and_exemplars_and_flashback_another_model() -> N
     assert run.method.knowledge_bytes() == {"stable": model + 24 * exemplar, "plastic": model}
 
 
+@pytest.mark.slow
 def test_a_run_with_flashback_learns() -> None:
     benchmark = tiny_benchmark()
     longer = {"training__epochs": 6, "training__lr": 0.02, "training__momentum": 0.9, "training__views": []}

@@ -124,6 +124,7 @@ def test_knowledge_that_the_host_keeps_is_not_filled_again() -> None:
     assert seen[0].abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_nor_is_it_in_a_run_that_is_resumed() -> None:
     """Which replays the allocation of a task that has begun, and does not begin it again."""
     assert [check.problem for check in check_host("HoldsOnlyTheFirst") if not check.kept] == []

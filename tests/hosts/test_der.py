@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from later_tasks import in_later_task
 from torch import nn
 
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
-from flashback.hosts import Host
-from flashback.knowledge import ReplayedTargets
+from flashback.hosts import HOSTS, Host
+from flashback.knowledge import ReplayedTargets, StoredTargets, Support
 from flashback.nets import Output
 from flashback.plugin import Flashback
 from flashback.training.step import TrainingStep
@@ -195,6 +197,25 @@ def test_embeddings_are_met_whole(support: str) -> None:
     assert distance.item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["der", "der++", "xder", "er", "agem"])
+def test_stability_and_plasticity_are_one_distance(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host calls it with the stored targets, if it stores any, and Flashback with those of the primary model."""
+    knowledges: list[type] = []
+    distance = HOSTS[name].distance
+
+    def noting(host: Host, step: Any, knowledge: Any, support: Support) -> torch.Tensor:
+        knowledges.append(type(knowledge))
+        return distance(host, step, knowledge, support)
+
+    monkeypatch.setattr(HOSTS[name], "distance", noting)
+    run = in_later_task(name, stages=2, flashback=True, **{**SMALL, "training__epochs": 2})
+    phase_2 = run.method.stages()[1]
+    knowledges.clear()
+    phase_2.losses(phase_2.forward(batch_of(run.host, 1)))
+    stored = [StoredTargets] if HOSTS[name].has_stability else []
+    assert knowledges == [*stored, ReplayedTargets]
+
+
 class DoubleNet(nn.Module):
     """Networks of the package answer in float32; this one is as exact as float64."""
 
@@ -282,6 +303,7 @@ def test_a_small_run_with_flashback(name: str, targets: str) -> None:
     assert 0 < trainer.history.bytes["plastic"] < trainer.history.bytes["stable"]
 
 
+@pytest.mark.slow
 def test_nothing_is_remembered_without_alpha_and_beta() -> None:
     """Replay is what keeps old classes: without its weights the same run forgets."""
     kept = {}

@@ -15,7 +15,12 @@ from flashback.hosts import HOSTS
 from flashback.hosts.prediction import features_of
 from helpers import quick_flashback, quick_host, small_settings, tiny_benchmark
 
-SHIPPED = [name for name in HOSTS if HOSTS[name].__module__.startswith("flashback.")]
+FAST = {"icarl", "lwf-mc", "der++", "ewc", "foster", "beef-compress"}  # one of each way to predict
+SHIPPED = [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+    for name in HOSTS
+    if HOSTS[name].__module__.startswith("flashback.")
+]
 
 
 @cache
@@ -174,7 +179,9 @@ def test_what_is_no_task_cannot_be_evaluated_on(tasks: Any) -> None:
         fb.evaluate("icarl", tiny_benchmark())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["lwf-mc", "lucir", "foster"])
+@pytest.mark.parametrize(
+    "name", ["lwf-mc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lucir", "foster"))]
+)
 def test_a_model_can_be_exported_with_what_goes_before_it(name: str) -> None:
     host = quick_host(name, **small_settings(name))
     fb.train(host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -148,7 +148,7 @@ def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: int, ma
 
 
 @torch.no_grad()
-def imprint(host: Any, unit_vectors: Any) -> None:
+def imprint(host: Any, unit_vectors: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Start new class vectors with the mean length of old ones, in directions made of features and labels from 0.
 
     In the first task nothing is imprinted.
@@ -165,7 +165,7 @@ def imprint(host: Any, unit_vectors: Any) -> None:
     blocks[task.index].copy_(length * vectors)
 
 
-def balanced_finetuning(host: Any, losses: Any) -> list[Stage]:
+def balanced_finetuning(host: Any, losses: Callable[[Step], Mapping[str, Tensor]]) -> list[Stage]:
     """The stage that trains the classifier alone on the exemplars; no stage in the first task or with finetune=none."""
     settings = host.settings
     if host.task.index == 0 or settings.finetune == "none":
