@@ -49,8 +49,10 @@ def made_matrix(tasks: int, seed: int = 0, shift: float = 0.0, fall: float = 5.0
     ]
 
 
-def made_results(matrices: Mapping[str, Matrix], sizes: Sequence[int] | None = None) -> dict[str, Any]:
-    own = {
+def made_results(
+    matrices: Mapping[str, Matrix], sizes: Sequence[int] | None = None, confusion: Matrix | None = None
+) -> dict[str, Any]:
+    values: dict[str, Any] = {
         setting: {
             "matrix": matrix,
             "zero_shot": [10.0] * (len(matrix) - 1),
@@ -59,7 +61,8 @@ def made_results(matrices: Mapping[str, Matrix], sizes: Sequence[int] | None = N
         }
         for setting, matrix in matrices.items()
     }
-    return {**own, "classifier": "linear", "classifiers": {"linear": own}}
+    of_classifier = values if confusion is None else {**values, "confusion": confusion}
+    return {**values, "classifier": "linear", "classifiers": {"linear": of_classifier}}
 
 
 def made_log(tasks: int, epochs: int, flashback: bool, first: int = 1) -> list[dict[str, Any]]:
@@ -83,6 +86,7 @@ def write_run(
     matrices: Mapping[str, Matrix],
     log: Sequence[Mapping[str, Any]] | None = None,
     sizes: Sequence[int] | None = None,
+    confusion: Matrix | None = None,
     **run: Any,
 ) -> Path:
     folder.mkdir(parents=True)
@@ -110,7 +114,7 @@ def write_run(
         log = made_log(tasks, min(6, config["training"]["epochs"]), enabled)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
-    (folder / "results.json").write_text(json.dumps(made_results(matrices, sizes)), encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps(made_results(matrices, sizes, confusion)), encoding="utf-8")
     (folder / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in log), encoding="utf-8")
     return folder
 

@@ -90,6 +90,11 @@ class Comparison:
         return len(self.methods) < 2
 
     @property
+    def is_of_arms(self) -> bool:
+        """Whether a host stands on the left and the same host with flashback on the right."""
+        return (self.left.arm, self.right.arm) == ARMS and self.left.host == self.right.host
+
+    @property
     def host(self) -> str:
         return self.left.host
 
@@ -199,17 +204,14 @@ class Comparison:
 
     def verdict(self, setting: str = CLASS_INCREMENTAL) -> str:
         """One sentence about the paired test of average accuracy."""
-        arms = (self.left.arm, self.right.arm) == ARMS and self.left.host == self.right.host
-        return verdict(self.row(setting).test, subject="" if arms else self.right.name)
+        return verdict(self.row(setting).test, subject="" if self.is_of_arms else self.right.name)
 
     def answer(self, setting: str = CLASS_INCREMENTAL) -> str:
         """The verdict, with the setting, the budget and the settings that differ."""
         if self.is_single:
             return f"Only one method ({self.methods[0].name}) has runs, so there is nothing to compare."
-        differing = (
-            f", settings that also differ: {', '.join(self.differing_settings)}" if self.differing_settings else ""
-        )
-        title = setting.replace("_", "-")
+        keys = [*self.differing_settings, *([] if self.is_of_arms else self.differing_environment)]
+        differing, title = f", with different {', '.join(keys)}" if keys else "", setting.replace("_", "-")
         return f"Average accuracy, {title}, {self.budget}{differing}: {self.verdict(setting)}"
 
     @property
@@ -304,7 +306,8 @@ def name_comparisons(pairs: Sequence[Comparison]) -> list[Comparison]:
     runs = [pair.methods[-1].any_run for pair in pairs]
     several = len({run.benchmark for run in runs}) > 1
     titles = [method_title(run, several, with_arm=False) for run in runs]
-    names = distinct_names(titles, [distinguishing(run) for run in runs], [list(pair.changes) for pair in pairs])
+    changes = [[] if run.label else list(pair.changes) for run, pair in zip(runs, pairs, strict=True)]
+    names = distinct_names(titles, [distinguishing(run) for run in runs], changes)
     return [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
 
 

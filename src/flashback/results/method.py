@@ -167,7 +167,7 @@ def name_methods(methods: Sequence[Method]) -> list[Method]:
     several = len({method.benchmark for method in methods}) > 1
     titles = [method_title(method.any_run, several) for method in methods]
     settings = [distinguishing(method.any_run) for method in methods]
-    names = distinct_names(titles, settings, [list(method.changes) for method in methods])
+    names = distinct_names(titles, settings, [[] if method.label else list(method.changes) for method in methods])
     return [replace(method, name=name) for method, name in zip(methods, names, strict=True)]
 
 

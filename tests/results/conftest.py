@@ -1,0 +1,8 @@
+"""Made run folders are shared with the tests of reports."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "reports"))
