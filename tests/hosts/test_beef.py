@@ -403,35 +403,6 @@ def test_classifiers_have_a_column_for_every_class_at_any_moment(name):
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("stages", [0, 1, 2, 3, 4])
-def test_structure_is_rebuilt_from_configuration_task_and_stage(name, stages):
-    def built(train):
-        benchmark = tiny_benchmark((2, 1, 2))
-        method = quick_flashback(name, benchmark, **SMALL)
-        trainer = Trainer(method, benchmark)
-        for task in benchmark.tasks[:2]:
-            if train:
-                trainer.run_task(task)
-                continue
-            method.enter(task)
-            for stage in method.stages():
-                trainer.allocate(stage)
-        method.enter(benchmark.tasks[2])
-        for stage in method.stages()[:stages]:
-            trainer.allocate(stage)
-            if train:
-                stage.begin()
-        return method.host
-
-    trained, fresh = built(True), built(False)
-    fresh.load_state_dict(trained.state_dict(), strict=True)
-    x = trained.views.plain(trained.benchmark.tasks[0].test.x)
-    trained.eval(), fresh.eval()
-    for key, classifier in trained.classifiers().items():
-        assert torch.equal(classifier(x), fresh.classifiers()[key](x))
-
-
-@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("support", ["host", "all", "memory"])
 def test_a_run_with_flashback_on_unequal_tasks(name, support):
     benchmark = tiny_benchmark((3, 1, 2))

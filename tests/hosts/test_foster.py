@@ -19,7 +19,6 @@ from flashback.hosts.foster import FosterSettings, balanced_distillation, class_
 from flashback.knowledge import Support, soft_cross_entropy
 from flashback.memory import herd
 from flashback.nets import Boosted, GrowingNet, build_backbone
-from flashback.training.evaluation import evaluate
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
 
@@ -326,64 +325,7 @@ def test_classifiers_have_a_column_for_every_class_and_predict_only_what_was_met
         assert torch.equal(scores["student"], scores["teacher"]) == (moment < 2)
 
 
-class EvaluatesAlways:
-    """A checkpointer that evaluates after every step, and never saves."""
-
-    def __init__(self, host, benchmark):
-        self.host, self.benchmark, self.times = host, benchmark, 0
-
-    def due(self, position):
-        tasks = self.benchmark.tasks[: self.host.task.index + 1]
-        evaluate(self.host, tasks if position.begun else tasks[:1])
-        self.times += 1
-        return False
-
-    def save(self, state):
-        """Nothing is kept."""
-
-
-def test_evaluation_at_any_point_works_and_changes_nothing():
-    benchmark = tiny_benchmark((2, 1))
-    results = []
-    for watched in (False, True):
-        method = quick_flashback("foster", benchmark, **SMALL)
-        checkpointer = EvaluatesAlways(method.host, benchmark) if watched else None
-        Trainer(method, benchmark, checkpointer=checkpointer).run()
-        results.append(state_of(method.host))
-    assert checkpointer.times > 10
-    assert results[0].keys() == results[1].keys()
-    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
-
-
 # ---------------------------------------------------------------- whole runs
-
-
-@pytest.mark.parametrize("stages", [0, 1, 2, 3])
-def test_structure_is_rebuilt_from_configuration_task_and_stage(stages):
-    def built(train):
-        benchmark = tiny_benchmark()
-        method = quick_flashback("foster", benchmark, **SMALL)
-        trainer = Trainer(method, benchmark)
-        for task in benchmark.tasks[:2]:
-            if train:
-                trainer.run_task(task)
-                continue
-            method.enter(task)
-            for stage in method.stages():
-                trainer.allocate(stage)
-        method.enter(benchmark.tasks[2])
-        for stage in method.stages()[:stages]:
-            trainer.allocate(stage)
-            if train:
-                stage.begin()
-        return method.host
-
-    trained, fresh = built(True), built(False)
-    fresh.load_state_dict(trained.state_dict(), strict=True)
-    x = trained.views.plain(trained.benchmark.tasks[0].test.x)
-    trained.eval(), fresh.eval()
-    for name, classifier in trained.classifiers().items():
-        assert torch.equal(classifier(x), fresh.classifiers()[name](x))
 
 
 @pytest.mark.parametrize("support", ["host", "all", "memory"])

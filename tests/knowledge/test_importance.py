@@ -1,4 +1,4 @@
-"""The Fisher diagonal against a loop over images in float64, and what it must leave alone."""
+"""Fisher diagonal and output sensitivity against loops over images in float64, and what they must leave alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from flashback.knowledge import flat, importance
-from flashback.knowledge.importance import fisher_diagonal
+from flashback.knowledge.importance import fisher_diagonal, output_sensitivity
 from flashback.nets import NETS, CosineHead, Net, Output, build_backbone
 
 ESTIMATORS = ["empirical", "mammoth", "exact"]
@@ -191,3 +191,63 @@ def test_compiled_backbones_are_entered_uncompiled() -> None:
     expected = fisher_diagonal(net, x, y, unchanged, "mammoth")
     backbone.compile(backend="eager", fullgraph=True)
     assert torch.equal(fisher_diagonal(net, x, y, unchanged, "mammoth"), expected)
+
+
+# ---------------------------------------------------------------- the sensitivity
+
+
+def slow_sensitivity(net: nn.Module, images: Tensor, columns: slice) -> Tensor:
+    """One image and one backward pass at a time: the mean of |grad sum_k f_k(x)^2|."""
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+    net.eval()
+    for x in images:
+        squared_norm = sum(answer**2 for answer in net(x[None]).logits[0][columns])
+        total += flat(torch.autograd.grad(squared_norm, parameters)).abs()
+    return total / len(images)
+
+
+def double_net(x: Tensor) -> nn.Module:
+    torch.manual_seed(0)
+    return moved_statistics(DoubleNet(), x)
+
+
+@pytest.mark.parametrize("columns", [slice(0, COLUMNS), slice(0, 2), slice(0, 1)])
+def test_sensitivity_equals_a_loop_over_images(columns: slice) -> None:
+    x, _ = made_data()
+    net = double_net(x)
+    fast = output_sensitivity(net, x, unchanged, columns)
+    assert fast.min() >= 0
+    torch.testing.assert_close(fast, slow_sensitivity(net, x, columns), rtol=1e-10, atol=1e-14)
+
+
+def test_sensitivity_is_no_gradient_of_the_mean() -> None:
+    """Of single images, before their signs can cancel each other."""
+    x, _ = made_data()
+    net = double_net(x).eval()
+    mean = net(x).logits.square().sum(dim=1).mean()
+    cancelled = flat(torch.autograd.grad(mean, list(net.parameters()))).abs()
+    sensitivity = output_sensitivity(net, x, unchanged, slice(None))
+    assert (sensitivity >= cancelled - 1e-12).all()
+    assert sensitivity.sum() > 1.1 * cancelled.sum()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7])
+def test_chunks_of_sensitivity_change_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = made_data()
+    net = double_net(x)
+    whole = output_sensitivity(net, x, unchanged, slice(None))
+    monkeypatch.setattr(importance, "LARGEST_CHUNK", chunk)
+    torch.testing.assert_close(output_sensitivity(net, x, unchanged, slice(None)), whole, rtol=1e-12, atol=0)
+
+
+def test_sensitivity_sees_the_view_and_trained_parameters_alone() -> None:
+    x, _ = made_data()
+    net = double_net(x)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    shifted = output_sensitivity(net, x, lambda raw: raw + 1, slice(None))
+    assert torch.equal(shifted, output_sensitivity(net, x + 1, unchanged, slice(None)))
+    net.conv.requires_grad_(False)
+    frozen = sum(p.numel() for p in net.conv.parameters())
+    assert torch.equal(output_sensitivity(net, x + 1, unchanged, slice(None)), shifted[frozen:])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
