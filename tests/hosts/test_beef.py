@@ -403,7 +403,7 @@ def test_classifiers_have_a_column_for_every_class_at_any_moment(name):
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("support", ["host", "all", "memory"])
+@pytest.mark.parametrize("support", ["memory", *(pytest.param(s, marks=pytest.mark.slow) for s in ("host", "all"))])
 def test_a_run_with_flashback_on_unequal_tasks(name, support):
     benchmark = tiny_benchmark((3, 1, 2))
     method = quick_flashback(name, benchmark, flashback__support=support, **SMALL)
@@ -419,6 +419,7 @@ def test_a_run_with_flashback_on_unequal_tasks(name, support):
     assert all(tensor.isfinite().all() for tensor in method.host.state_dict().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 def test_it_learns(name):
     benchmark = tiny_benchmark((2, 2), per_class=30, test_per_class=20)

@@ -189,7 +189,7 @@ def test_they_are_not_held_and_no_knowledge() -> None:
 
 
 @pytest.mark.parametrize("flashback", [False, True])
-@pytest.mark.parametrize("loss", ["ce_all", "ce_current"])
+@pytest.mark.parametrize("loss", ["ce_all", pytest.param("ce_current", marks=pytest.mark.slow)])
 def test_one_learner_of_full_width_alone_is_ewc_bit_for_bit(flashback: bool, loss: str) -> None:
     build: Any = quick_flashback if flashback else quick_host
     common = {"host__loss": loss, "host__strength": 3.0, "training__momentum": 0.9, "flashback__alpha": 1.0}
@@ -207,6 +207,7 @@ def test_one_learner_of_full_width_alone_is_ewc_bit_for_bit(flashback: bool, los
     assert not all(map(torch.equal, shrunk[1], ewc[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "larger"), [("forgetting", 1.0), ("co_learning", 5.0)])
 def test_each_weight_does_in_real_runs_what_it_is_for(setting: str, larger: float) -> None:
     """Weights become smaller by one, learners more alike by the other."""
@@ -281,11 +282,11 @@ def test_a_network_of_one_width_is_refused_unless_learners_have_it() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
-        ("strength", -1.0, "is not negative"),
-        ("learners", 0, "is at least 1"),
-        ("learner_width", 0.0, "is above 0"),
-        ("forgetting", -1e-9, "is not negative"),
-        ("co_learning", -0.1, "is not negative"),
+        ("strength", -1.0, "must not be negative"),
+        ("learners", 0, "must be at least 1"),
+        ("learner_width", 0.0, "must be above 0"),
+        ("forgetting", -1e-9, "must not be negative"),
+        ("co_learning", -0.1, "must not be negative"),
     ],
 )
 def test_refuses_values_that_cannot_work(setting: str, value: float, said: str) -> None:

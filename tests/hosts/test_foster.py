@@ -328,7 +328,7 @@ def test_classifiers_have_a_column_for_every_class_and_predict_only_what_was_met
 # ---------------------------------------------------------------- whole runs
 
 
-@pytest.mark.parametrize("support", ["host", "all", "memory"])
+@pytest.mark.parametrize("support", ["memory", *(pytest.param(s, marks=pytest.mark.slow) for s in ("host", "all"))])
 def test_a_run_with_flashback_on_unequal_tasks(support):
     benchmark = tiny_benchmark((3, 1, 2))
     method = quick_flashback("foster", benchmark, flashback__support=support, **SMALL)
@@ -346,6 +346,7 @@ def test_a_run_with_flashback_on_unequal_tasks(support):
     assert all(tensor.isfinite().all() for tensor in method.host.state_dict().values())
 
 
+@pytest.mark.slow
 def test_it_learns():
     benchmark = tiny_benchmark((2, 2), per_class=30, test_per_class=20)
     host = quick_host("foster", benchmark, host__memory_size=20, training__epochs=8, training__views=[])

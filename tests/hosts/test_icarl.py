@@ -122,5 +122,5 @@ def test_close_means_are_told_apart_far_from_the_origin() -> None:
 
 
 def test_unknown_settings_of_the_columns_are_refused() -> None:
-    with pytest.raises(FlashbackError, match=r"host.columns is one of seen, all"):
+    with pytest.raises(FlashbackError, match=r"host.columns must be one of seen, all"):
         quick_host("icarl", host__columns="old")

@@ -82,6 +82,7 @@ def test_laterals_start_small_and_all_of_it_learns_but_the_copy() -> None:
     assert not any(module.training for module in column.other.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "widths"), [("resnet32", [16, 32, 64]), ("cnn6", [32, 64, 128, 256])])
 def test_other_backbones_have_laterals_of_their_widths(net: str, widths: list[int]) -> None:
     host: Any = in_task(host__net=net).host
@@ -356,7 +357,7 @@ def test_bytes_count_what_is_there_of_earlier_tasks(column: str) -> None:
     [
         ("strength", -1.0, r"host\.strength must not be negative"),
         ("gamma", 1.5, r"host\.gamma lies in \[0, 1\]"),
-        ("column", "old", r"host\.column is one of fresh, kept"),
+        ("column", "old", r"host\.column must be one of fresh, kept"),
         ("progress_epochs", 0, r"host\.progress_epochs must be at least 1"),
         ("progress_lr", 0.0, r"host\.progress_lr must be above 0"),
     ],
@@ -366,6 +367,7 @@ def test_refuses_values_that_cannot_work(setting: str, value: object, sentence: 
         quick_host("pnc", **{f"host__{setting}": value})
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_knowledge_base_takes_over_what_the_column_has_learned(column: str) -> None:
     """It never sees a label, and yet knows the classes of a task after a few epochs."""

@@ -191,7 +191,7 @@ def test_plastic_importance_is_that_of_phase_1_and_the_path_of_phase_2_starts_an
 
 @pytest.mark.parametrize(("setting", "value"), [("strength", -1.0), ("xi", 0.0), ("xi", -1.0)])
 def test_refuses_values_that_cannot_work(setting: str, value: float) -> None:
-    with pytest.raises(FlashbackError, match=rf"host\.{setting} is "):
+    with pytest.raises(FlashbackError, match=rf"host\.{setting} must "):
         quick_host("si", **{f"host__{setting}": value})
 
 

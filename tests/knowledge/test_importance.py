@@ -166,7 +166,11 @@ def test_mammoth_is_the_share_of_the_true_label_in_exact() -> None:
     torch.testing.assert_close(sum(shares), fisher_diagonal(net, x, y, unchanged, "exact"))
 
 
-@pytest.mark.parametrize(("name", "head"), [(name, nn.Linear) for name in NETS] + [("smallcnn", CosineHead)])
+LARGE = [pytest.param(name, nn.Linear, marks=pytest.mark.slow) for name in NETS if name != "smallcnn"]
+NETWORKS = [("smallcnn", nn.Linear), ("smallcnn", CosineHead), *LARGE]
+
+
+@pytest.mark.parametrize(("name", "head"), NETWORKS)
 def test_every_network(name: str, head: type[nn.Module]) -> None:
     """Float32, deterministic algorithms asked for, twice the same bits."""
     torch.manual_seed(0)

@@ -108,7 +108,7 @@ class OnlineEWCSettings(FisherSettings):
 
     def check(self) -> None:
         super().check()
-        require(0 <= self.gamma <= 1, f"host.gamma lies in [0, 1], not {self.gamma}")
+        require(0 <= self.gamma <= 1, f"host.gamma must lie in [0, 1], not {self.gamma}")
 
 
 @HOSTS.register("oewc")

@@ -43,8 +43,8 @@ class FosterSettings(ExemplarSettings):
 
     def check(self) -> None:
         super().check()
-        require(bool(self.betas()), "host.beta1 is a number or a list with at least one")
-        require(all(0 <= beta < 1 for beta in self.betas()), f"host.beta1 lies in [0, 1), not {self.beta1}")
+        require(bool(self.betas()), "host.beta1 must be a number or a list with at least one number")
+        require(all(0 <= beta < 1 for beta in self.betas()), f"host.beta1 must lie in [0, 1), not {self.beta1}")
         not_negative(self, "distillation")
         above_zero(self, "temperature")
         check_compression(self)
@@ -250,7 +250,7 @@ class Compression(nn.Module):
 def check_compression(settings: Any) -> None:
     at_least_one(settings, "compression_epochs")
     above_zero(settings, "compression_lr")
-    require(0 <= settings.beta2 < 1, f"host.beta2 lies in [0, 1), not {settings.beta2}")
+    require(0 <= settings.beta2 < 1, f"host.beta2 must lie in [0, 1), not {settings.beta2}")
 
 
 def class_counts(host: ExemplarHost) -> Tensor:
