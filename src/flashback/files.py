@@ -53,21 +53,33 @@ def read_file(path: Path, largest: int) -> bytes:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file of a run folder to change it in place; a link, which could lead elsewhere, is refused."""
-    return open(path, "ab", opener=_open_without_following)
+    """Open a file to change it in place; links, which lead elsewhere, and pipes, which block, are refused."""
+    return open(path, "ab", opener=_open_regular)
 
 
-def _open_without_following(path: str, flags: int) -> int:
+def _open_regular(path: str, flags: int) -> int:
     try:
-        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        if error.errno != errno.ELOOP:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
             raise
-        raise link_refused(path) from None
+        refuse_special(Path(path))
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        refuse_special(Path(path))
+        raise FlashbackError(f"{path} is not a regular file; remove it")
+    return descriptor
 
 
-def link_refused(path: str | Path) -> FlashbackError:
-    return FlashbackError(f"{path} is a symbolic link, and a run writes only inside its own folder; remove the link")
+def refuse_special(path: Path, below: Path | None = None) -> None:
+    """Refuse to write through a link, or into a pipe or device, at a path or between it and a folder above it."""
+    parents = list(path.relative_to(below).parents)[:-1] if below is not None else []
+    for each in (path, *(below / parent for parent in parents if below is not None)):
+        if each.is_symlink():
+            raise FlashbackError(f"{each} is a symbolic link, and a run writes only inside its own folder; remove it")
+        if each.exists() and not (each.is_file() or each.is_dir()):
+            raise FlashbackError(f"{each} is a pipe or a device, not a file; remove it")
 
 
 def make_folder(path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from flashback.benchmarks.load import fetch_data, missing_data
 from flashback.errors import FlashbackError, Interrupted, require
+from flashback.files import refuse_special, write_atomically
 from flashback.hosts import HOSTS
 from flashback.hosts.external import HostFiles, find_hosts, in_one_line
 from flashback.recipes import config_from_dict
@@ -123,6 +124,8 @@ def run_jobs(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Obse
     if not jobs:
         return {}
     count = jobs_at_a_time(count, len(jobs), jobs[0].context.device)
+    for job in jobs:
+        refuse_special(job.folder, below=out)
     jobs = share_first_tasks(jobs, out / SHARED)
     if count == 1:
         problems = {job.name: attempt_here(job, watch(job.name)) for job in jobs}
@@ -205,7 +208,7 @@ def attempt(job: Job, observer: Observer) -> str | None:
         message, details = in_one_line(problem), traceback.format_exc()
         with suppress(OSError):  # a full disk may be the problem
             job.folder.mkdir(parents=True, exist_ok=True)
-            (job.folder / FAILURE).write_text(details, encoding="utf-8")
+            write_atomically(job.folder / FAILURE, details)
             message += f"{DETAILS}{job.folder / FAILURE})"
         return message
     return None

@@ -15,7 +15,7 @@ import yaml
 
 from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, require
-from flashback.files import write_atomically
+from flashback.files import refuse_special, write_atomically
 from flashback.hosts.external import HostFiles, find_hosts
 from flashback.recipes import Recipe, check_free, comparable, configure
 from flashback.recipes.resolving import is_recipe_file, recipe_from_file
@@ -115,6 +115,7 @@ def tune(
 
     def accuracy_of(config: RunConfig, name: str) -> float:
         run_folder, shared = folder / name, folder / SHARED
+        refuse_special(run_folder)
         if finished_run(run_folder, to_dict(config), data=data) is None:  # the same choice may come up again
             run(config, out=run_folder, data=data, device=device, observers=[watch(name)], first_tasks=shared)
         accuracy: float = read_record(run_folder).results["class_incremental"]["average_accuracy"]
@@ -184,6 +185,7 @@ def as_configured(space: Space, configured: Callable[[Mapping[str, Any]], RunCon
 
 def open_study(optuna: Any, folder: Path, space: Space, seed: int) -> Any:
     """Open the study of a folder; its space cannot change."""
+    refuse_special(folder / STUDY)
     study = optuna.create_study(
         study_name="flashback",
         storage=f"sqlite:///{(folder / STUDY).resolve()}",

@@ -26,7 +26,7 @@ from torch import Tensor
 from flashback.config import CheckpointConfig, build
 from flashback.errors import FlashbackError, require
 from flashback.errors import Interrupted as Interrupted
-from flashback.files import LARGEST_RECORD, NO_SPACE, read_file, write_atomically
+from flashback.files import LARGEST_RECORD, NO_SPACE, read_file, refuse_special, write_atomically
 from flashback.records.terms import SETTINGS
 from flashback.training.result import History
 from flashback.training.trainer import Checkpointer, Position, RunState
@@ -52,10 +52,7 @@ class Checkpoints:
         log_size: Callable[[], int] = lambda: 0,
         run: str | None = None,
     ) -> None:
-        require(
-            not folder.is_symlink(),
-            f"{folder} is a symbolic link, and a run writes only inside its own folder; remove the link",
-        )
+        refuse_special(folder)
         self.folder, self.settings, self.log_size = folder, settings, log_size
         self.run = run  # the digest of the run; None loads the checkpoint of any run
         self.stopping = threading.Event()

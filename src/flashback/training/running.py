@@ -13,7 +13,7 @@ from flashback.benchmarks import Benchmark
 from flashback.benchmarks.from_record import benchmark_from_record
 from flashback.config import RunConfig, to_dict
 from flashback.errors import FlashbackError, abbreviate, require
-from flashback.files import ANOTHER_FOLDER
+from flashback.files import ANOTHER_FOLDER, refuse_special
 from flashback.hosts.base import Host
 from flashback.hosts.external import HostFiles, find_hosts
 from flashback.plugin import Flashback
@@ -188,6 +188,7 @@ def _run_in_folder(
     facts["took_over_first_task"] = resumed and folder.read_run().get("took_over_first_task", False)
     # A run that continued in another environment no longer follows from its settings alone.
     if first_tasks is not None and len(benchmark.tasks) > 1 and not facts["changed_on_resume"]:
+        refuse_special(first_tasks)
         cache = FirstTaskCache.of(first_tasks, to_dict(host.config), facts)
         checkpointer = TeeCheckpointer(
             checkpointer,

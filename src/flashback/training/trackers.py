@@ -18,7 +18,7 @@ from typing import Any
 
 from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, unknown
-from flashback.files import LARGEST_CONFIG, read_file
+from flashback.files import LARGEST_CONFIG, read_file, refuse_special
 from flashback.records import RunFolder, dotted
 from flashback.records.folder import TRACKERS
 from flashback.training.trainer import Event, Observer
@@ -46,6 +46,7 @@ def tracking(names: Sequence[str], config: RunConfig, folder: Path, resumed: boo
         observers: list[Observer] = []
         for name in names:
             check_tracker(name)
+            refuse_special(folder / STORES[name])
             tracker = OPENERS[name](config, folder, identities.get(name))
             opened.callback(tracker.close)
             if tracker.identity is not None:
@@ -171,6 +172,7 @@ def mlflow_run(client: Any, known: str | None, name: str) -> Any:
 
 IDENTITY = re.compile(r"[\w.-]{1,128}")
 PACKAGES = {"tensorboard": "torch.utils.tensorboard"}  # where its name differs from the tracker's
+STORES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow.db"}  # in the folder of the run
 OPENERS: dict[str, Callable[[RunConfig, Path, str | None], Tracker]] = {
     "tensorboard": tensorboard,
     "wandb": wandb,
