@@ -77,6 +77,7 @@ def test_one_file_or_several(workplace: Path) -> None:
     assert "own-net" in NETS
 
 
+@pytest.mark.slow
 def test_processes_find_several_files_and_what_lies_beside_them(workplace: Path) -> None:
     files = [workplace / "own.py", workplace / "net.py"]
     settings = {**SMALL, "host.net": "own-net"}
@@ -90,8 +91,8 @@ def test_processes_find_several_files_and_what_lies_beside_them(workplace: Path)
     [
         "list hosts",
         "show own",
-        "bench own --only steps --no-flashback --batch 4",
-        "bench own --only runs --no-flashback --tasks 2 --epochs 2",
+        pytest.param("bench own --only steps --no-flashback --batch 4", marks=pytest.mark.slow),
+        pytest.param("bench own --only runs --no-flashback --tasks 2 --epochs 2", marks=pytest.mark.slow),
     ],
 )
 def test_every_command_takes_several(
@@ -224,6 +225,7 @@ def test_a_run_is_continued_and_loaded_with_the_file_of_its_host(workplace: Path
             continued("out", device="cpu", host_file=workplace / "own.py")
 
 
+@pytest.mark.slow
 def test_a_script_may_be_the_file_of_its_own_hosts(workplace: Path) -> None:
     script = workplace / "script.py"
     script.write_text(
