@@ -356,7 +356,7 @@ def test_bytes_count_what_is_there_of_earlier_tasks(column: str) -> None:
     ("setting", "value", "sentence"),
     [
         ("strength", -1.0, r"host\.strength must not be negative"),
-        ("gamma", 1.5, r"host\.gamma lies in \[0, 1\]"),
+        ("gamma", 1.5, r"host\.gamma must lie in \[0, 1\]"),
         ("column", "old", r"host\.column must be one of fresh, kept"),
         ("progress_epochs", 0, r"host\.progress_epochs must be at least 1"),
         ("progress_lr", 0.0, r"host\.progress_lr must be above 0"),

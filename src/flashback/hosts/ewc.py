@@ -1,4 +1,8 @@
-"""EWC (Kirkpatrick et al. 2017) and online EWC (Schwarz et al. 2018): keep the parameters that matter to old tasks."""
+"""EWC (Kirkpatrick et al. 2017) and online EWC (Schwarz et al. 2018): keep the parameters that matter to old tasks.
+
+Equation numbers are those of the Flashback Learning paper. The distance to one anchor is
+`flashback.knowledge.ImportantParameters.distance`.
+"""
 
 from __future__ import annotations
 
@@ -21,46 +25,6 @@ class FisherSettings(ElasticSettings):
     # Eq. 4 is "empirical". Published strengths near 10 were found with "mammoth", whose entries are several times
     # smaller; with the others, training at the usual rates can diverge at such strengths.
     fisher: Estimator = "mammoth"
-
-
-def task_fisher(host: EWC | OnlineEWC, net: nn.Module | None = None) -> Tensor:
-    """Compute F of the present task at the present parameters (Eq. 4 and 11), on its training images unaugmented.
-
-    Args:
-        host: The host that gives task, views and settings.
-        net: The network to differentiate; None: that of the host.
-
-    Returns:
-        The diagonal of the Fisher information, flat.
-    """
-    train, estimator = host.task.train, host.settings.fisher
-    net = host.net if net is None else net
-    return fisher_diagonal(net, train.x, train.y, host.views.plain, estimator, host.softmax_columns())
-
-
-class TaskAnchors(Knowledge):
-    """The parameters theta_i and the importance F_i that each task ended with (Eq. 3).
-
-    The last anchor belongs to the present task and is blank until the task ends.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tasks = nn.ModuleList()
-
-    def __getitem__(self, task: int) -> ImportantParameters:
-        anchor = self.tasks[task]
-        assert isinstance(anchor, ImportantParameters)
-        return anchor
-
-    def nbytes(self) -> int:
-        """Return the size of the anchors that are filled."""
-        return sum(self[task].nbytes() for task in range(len(self.tasks) - 1))
-
-    def distance(self, parameters: Iterable[Tensor]) -> Tensor:
-        """Compute sum_i sum F_i (theta - theta_i)^2 over all earlier tasks i."""
-        present = [flat(parameters)]  # laid out once for all anchors
-        return torch.stack([self[task].distance(present) for task in range(len(self.tasks) - 1)]).sum()
 
 
 @HOSTS.register("ewc")
@@ -131,3 +95,35 @@ class OnlineEWC(ElasticHost):
         """F-hat_t = gamma F-hat_(t-1) + F_t (Eq. 5), theta_s = theta_t."""
         self.stable.importance.mul_(self.settings.gamma)
         super().end()
+
+
+class TaskAnchors(Knowledge):
+    """The parameters theta_i and the importance F_i that each task ended with (Eq. 3).
+
+    The last anchor belongs to the present task and is blank until the task ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = nn.ModuleList()
+
+    def __getitem__(self, task: int) -> ImportantParameters:
+        anchor = self.tasks[task]
+        assert isinstance(anchor, ImportantParameters)
+        return anchor
+
+    def nbytes(self) -> int:
+        """Return the size of the anchors that are filled."""
+        return sum(self[task].nbytes() for task in range(len(self.tasks) - 1))
+
+    def distance(self, parameters: Iterable[Tensor]) -> Tensor:
+        """Compute sum_i sum F_i (theta - theta_i)^2 over all earlier tasks i."""
+        present = [flat(parameters)]  # laid out once for all anchors
+        return torch.stack([self[task].distance(present) for task in range(len(self.tasks) - 1)]).sum()
+
+
+def task_fisher(host: EWC | OnlineEWC, net: nn.Module | None = None) -> Tensor:
+    """Compute F of the present task at the present parameters (Eq. 4 and 11), on its training images unaugmented."""
+    train, estimator = host.task.train, host.settings.fisher
+    net = host.net if net is None else net
+    return fisher_diagonal(net, train.x, train.y, host.views.plain, estimator, host.softmax_columns())

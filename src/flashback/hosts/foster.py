@@ -1,4 +1,7 @@
-"""FOSTER (Wang et al. 2022): a new module boosts the frozen network, then both are compressed into one again."""
+"""FOSTER (Wang et al. 2022): a new module boosts the frozen network, then both are compressed into one again.
+
+Equation numbers are those of the Flashback Learning paper.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class FosterSettings(ExemplarSettings):
 class Foster(ExemplarHost):
     """Boosting trains a module and its heads against what the frozen network gets wrong; compression follows.
 
-    Boosting: a new module m beside the frozen network h_s, one head on [h_s ; m] (Eq. 7 of the flashback paper).
+    Boosting: a new module m beside the frozen network h_s, one head on [h_s ; m] (Eq. 7).
     Compression: a student as large as the old network learns from both. It is what the host predicts with, and what
     the next task starts from.
     """
@@ -205,15 +208,9 @@ class Compression(nn.Module):
     def stage(
         self, host: Any, old_parts: Callable[[], tuple[Backbone, LinearHead]], teacher: Callable[[], nn.Module]
     ) -> Stage:
-        """Describe the stage.
+        """Describe the stage of an exemplar host. It has no weight decay, and herds features of the teacher at its end.
 
-        Args:
-            host: An exemplar host with the settings temperature, compression_epochs, compression_lr and beta2.
-            old_parts: Gives the old module and its head, from which the student starts.
-            teacher: Gives the expanded network.
-
-        Returns:
-            The stage. It has no weight decay, and ends with herding on the features of the teacher.
+        `old_parts` gives the module and head that the student starts from, `teacher` the expanded network.
         """
         settings = host.settings
 

@@ -80,19 +80,10 @@ def fisher_diagonal(
     estimator: Estimator,
     columns: slice = slice(None),
 ) -> Tensor:
-    """Compute the diagonal of the Fisher information (Eq. 4 and 11).
+    """Compute the diagonal of the Fisher information (Eq. 4 and 11), flat, in the order of the trained parameters.
 
-    Args:
-        net: The network; its trained parameters are differentiated.
-        images: Raw images [n, C, H, W].
-        labels: Their class columns [n].
-        view: Turns raw images into inputs of the network.
-        estimator: "empirical" is the mean over images of (grad log p(y))^2, as printed; the others are described
-            under "Other estimators" below.
-        columns: The columns under the softmax p; they hold all labels.
-
-    Returns:
-        One number per parameter, a flat vector in the order of the trained parameters.
+    "empirical" is the mean over images of (grad log p(y))^2, as printed; the other estimators are described below. p is
+    a softmax over `columns`, which hold all labels; `view` turns raw images into inputs of the network.
     """
 
     def log_likelihood(weights: Weights, x: Tensor, column: Tensor) -> Tensor:
@@ -106,17 +97,7 @@ def fisher_diagonal(
 
 
 def output_sensitivity(net: nn.Module, images: Tensor, view: View, columns: slice) -> Tensor:
-    """Compute the mean over images of |grad ||f(x)||^2| (MAS, Eq. 2 and 3).
-
-    Args:
-        net: The network; its trained parameters are differentiated.
-        images: Raw images [n, C, H, W]; no labels are needed.
-        view: Turns raw images into inputs of the network.
-        columns: The logits that f consists of.
-
-    Returns:
-        One number per parameter, a flat vector in the order of the trained parameters.
-    """
+    """Compute the mean over images of |grad ||f(x)||^2| (MAS, Eq. 2 and 3), f being the logits of some columns."""
 
     def squared_norm(weights: Weights, x: Tensor, _: Tensor) -> Tensor:
         logits: Tensor = functional_call(net, weights, (x[None],)).logits[0, columns]
