@@ -21,6 +21,7 @@ ActionChains = pytest.importorskip("selenium.webdriver.common.action_chains").Ac
 Select = pytest.importorskip("selenium.webdriver.support.ui").Select
 
 EVIL = "<script>window.harm = 1</script><img src=x onerror='window.harm = 2'>"
+PAPER = Path(__file__).parents[2] / "reproduction" / "paper-values.yaml"
 WIDTHS = {"desktop": 1280, "phone": 390}
 Look = Callable[..., None]
 
@@ -31,7 +32,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = folder / "runs"
     write_comparison(runs / "icarl", seeds=5, tasks=10)
     write_comparison(runs / "lucir", "lucir", "cifar100-b50-2", seeds=3, tasks=26, gain=-2, sizes=[50, *[2] * 25])
-    write_run(runs / "evil", made_config(EVIL, recipe=EVIL), {setting: made_matrix(10) for setting in SETTINGS})
+    matrices = {setting: made_matrix(10) for setting in SETTINGS}
+    write_run(runs / "evil", made_config(EVIL, recipe=EVIL), matrices, confusion=[[8, 2], [5, 15]])
     write_similarity(runs / "icarl")
     (runs / "half").mkdir()
     (runs / "half" / "config.yaml").write_text("host: x")
@@ -297,7 +299,7 @@ def long_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for k in range(9):
         write_comparison(runs / f"short-{k}", "der++", seeds=1, benchmark__tasks=4, training__lr=0.1 * k)
     write_run(runs / "alone", made_config("joint"), {setting: made_matrix(10) for setting in SETTINGS})
-    return write_report(read_report([runs]), folder / "report.html")[0]
+    return write_report(read_report([runs], references=PAPER), folder / "report.html")[0]
 
 
 def top(browser: Any, name: str) -> float:
@@ -345,7 +347,7 @@ def test_no_table_of_a_wide_screen_hides_a_column(width: int, long_report: Path,
     sizes = browser.execute_script(
         "return [...document.querySelectorAll('.scroll')].map(s => [s.ariaLabel, s.scrollWidth, s.clientWidth])"
     )
-    assert {name for name, _, _ in sizes} >= {"Results", "Budget", "The paper's values beside ours", "Runs"}
+    assert {name for name, _, _ in sizes} >= {"Results", "Budget", "Published values"}
     assert [name for name, inner, outer in sizes if inner > outer] == []
 
 
@@ -354,7 +356,7 @@ def test_a_table_that_is_too_wide_has_a_shadow_where_it_goes_on(
     dark: bool, long_report: Path, browser: Any, look: Look
 ) -> None:
     look(long_report, 390, 844, dark=dark, touch=True)
-    table = browser.find_element(By.CSS_SELECTOR, "#the-paper .scroll")
+    table = browser.find_element(By.CSS_SELECTOR, "#published-values .scroll")
     show(browser, table)
 
     def edges() -> list[int]:
