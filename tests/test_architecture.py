@@ -14,7 +14,7 @@ from flashback.hosts import HOSTS
 SOURCE = Path(flashback.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# From the top to the ground. A room may import from rooms below it and from those beside it in the same row.
+# From top to bottom. A package may import from the rows below it and from its own row.
 ROWS = [
     {"cli"},
     {"bench"},
@@ -30,13 +30,13 @@ ROWS = [
     {"metrics", "records"},
     {"config", "plain_yaml", "files", "errors", "registry", "seeds"},
 ]
-HEIGHT = {room: -row for row, rooms in enumerate(ROWS) for room in rooms}
+RANK = {package: -row for row, packages in enumerate(ROWS) for package in packages}
 APART = {"metrics", "records"}  # they know nothing of what is measured and recorded
-GROUND = ROWS[-1]
-FRONT_DOOR = {"__init__", "__main__"}
+BASE = ROWS[-1]
+ENTRY_POINTS = {"__init__", "__main__"}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -53,33 +53,33 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
         yield from ((node.lineno, name) for name in names if name.split(".")[0] == "flashback")
 
 
-def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
+def imported_packages(path: Path) -> Iterator[tuple[int, str]]:
     for line, name in imported_modules(path):
-        room = name.split(".")[1] if "." in name else "flashback"
-        yield line, room
+        package = name.split(".")[1] if "." in name else "flashback"
+        yield line, package
 
 
-def may_import(here: str, room: str) -> bool:
-    if here in FRONT_DOOR:
+def may_import(here: str, package: str) -> bool:
+    if here in ENTRY_POINTS:
         return True  # it shows what is inside
-    if room not in HEIGHT:
+    if package not in RANK:
         return here == "cli"  # only the command line asks the package itself, for its version
-    return room == here or room in GROUND if here in APART | GROUND else HEIGHT[room] <= HEIGHT[here]
+    return package == here or package in BASE if here in APART | BASE else RANK[package] <= RANK[here]
 
 
 def test_every_room_has_its_place() -> None:
-    assert {room_of(path) for path in FILES} - FRONT_DOOR <= set(HEIGHT)
+    assert {package_of(path) for path in FILES} - ENTRY_POINTS <= set(RANK)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_downwards(path: Path) -> None:
-    here = room_of(path)
-    for line, room in imported_rooms(path):
-        assert may_import(here, room), f"{path.name}:{line}: {here} must not import {room}"
+    here = package_of(path)
+    for line, package in imported_packages(path):
+        assert may_import(here, package), f"{path.name}:{line}: {here} must not import {package}"
 
 
 @pytest.mark.parametrize(
-    ("here", "room", "allowed"),
+    ("here", "package", "allowed"),
     [
         ("cli", "hosts", True),
         ("studies", "training", True),
@@ -93,8 +93,8 @@ def test_imports_point_downwards(path: Path) -> None:
         ("reports", "flashback", False),
     ],
 )
-def test_the_test_can_fail(here: str, room: str, allowed: bool) -> None:
-    assert may_import(here, room) == allowed
+def test_the_test_can_fail(here: str, package: str, allowed: bool) -> None:
+    assert may_import(here, package) == allowed
 
 
 # ---------------------------------------------------------------- names of methods
