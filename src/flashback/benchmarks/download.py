@@ -66,6 +66,8 @@ def _download(dataset: Dataset, folder: Path, allowed: bool) -> Path:
 class _Progress:
     """The progress-bar interface of pooch, drawn by rich."""
 
+    total = 0  # set by pooch when the server has answered; 0 if the size is unknown
+
     def __init__(self, dataset: Dataset, folder: Path) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -73,22 +75,14 @@ class _Progress:
         columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
         self._bar = Progress(*columns, console=Console(stderr=True))
         self._task = self._bar.add_task(dataset.files[0], total=None)
-        self._dataset, self._folder, self._total = dataset, folder, 0
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @total.setter
-    def total(self, size: int) -> None:
-        """Set by pooch when the server has answered; 0 if the size is unknown."""
-        self._total = size
-        amount = f"{size / 1e6:,.1f} MB" if size else "of unknown size"
-        print(f"downloading {self._dataset.url}, {amount}, into {self._folder}", file=sys.stderr)
+        self._url, self._folder = dataset.url, folder
 
     def update(self, count: int) -> None:
-        self._bar.start()
-        self._bar.update(self._task, advance=count, total=self._total or None)
+        if not self._bar.live.is_started and count:
+            amount = f"{self.total / 1e6:,.1f} MB" if self.total else "of unknown size"
+            print(f"downloading {self._url}, {amount}, into {self._folder}", file=sys.stderr)
+            self._bar.start()
+        self._bar.update(self._task, advance=count, total=self.total or None)
 
     def reset(self) -> None:
         self._bar.reset(self._task)
