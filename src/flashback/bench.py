@@ -114,27 +114,9 @@ def bench(
     out: str | Path | None = None,
     show: Callable[[Figure], None] = lambda figure: None,
 ) -> Bench:
-    """Measure how fast training is here.
+    """Measure how fast training is here; with `out`, keep the figures in bench.json and measure only what is missing.
 
-    Args:
-        hosts: Methods to measure; by default all for steps and iCaRL for whole runs.
-        batches: Batch sizes; by default those of the device for steps and 32 for whole runs.
-        modes: "eager", "captured", "fast"; by default all for steps and that of a normal run for whole runs.
-        flashback: With it, without it, or (None) both.
-        only: "steps" or "runs"; by default both.
-        tasks: Tasks of a whole run.
-        epochs: Epochs of each of its tasks.
-        device: "auto", "cpu" or "cuda".
-        precision: "fp32", "tf32" or "bf16".
-        host_file: Files that register hosts or nets.
-        out: Folder for bench.json. Figures that it holds already are not measured again.
-        show: Called with every new figure.
-
-    Returns:
-        The figures, those found in `out` included.
-
-    Raises:
-        FlashbackError: Something that cannot be measured was asked for, or `out` holds figures of another environment.
+    By default steps of every host at the batch sizes and in the modes of the device, and a whole run of iCaRL.
     """
     find_hosts(host_file)
     place = select_device(device)

@@ -259,23 +259,6 @@ def made_comparison(rows: list[Row]) -> Comparison:
     return comparison
 
 
-@pytest.mark.parametrize(("width", "whole"), [(60, False), (80, True), (120, True)])
-def test_names_of_settings_are_broken_only_where_there_is_no_room(width: int, whole: bool) -> None:
-    test = PairedTest(1.5, 2.1, 0.012, 3, 1.45, 1.67)
-    rows = [
-        Row(setting, metric, Sample({0: value}, value), Sample({0: value}, value), test)
-        for setting in ("class_incremental", "task_incremental")
-        for metric, value in (("average_accuracy", 50.0), ("forward_transfer", None))
-    ]
-    found = made_comparison(rows)
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(comparison_table(found, width))
-    text = console.export_text()
-    assert ("class-incremental" in text) == whole
-    reason = "No FWT, since its classifier gives no score to classes it has not met."
-    assert reason in " ".join(text.split())
-
-
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_a_terminal_shows_every_column_of_a_comparison(width: int) -> None:
     test = PairedTest(-10.5, -2.1, 0.000012, 3, -123.45, 110.67)

@@ -206,6 +206,7 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
         plan(parse_sweep("hosts: [icral]", "made"), tmp_path, HERE)
 
 
+@pytest.mark.slow
 def test_a_failed_and_a_killed_run_leave_the_others_alone_and_are_all_that_runs_again(tmp_path: Path) -> None:
     """Four runs, one that cannot work and one that is killed."""
     own = tmp_path / "own.py"
@@ -264,7 +265,7 @@ parts:
         assert path.stat().st_mtime_ns == stamp  # not run again
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_states_are_told_as_runs_end(tmp_path: Path, jobs: int) -> None:
     sweep = parse_sweep(QUICK + "hosts: [finetune]\narms: [host]\nseeds: [0, 1, 2]", "made")
     seen: list[list[str]] = []

@@ -13,26 +13,8 @@ from typer.core import TyperGroup
 
 import flashback as fb
 from flashback.cli import bench, check, report, show, studies
+from flashback.cli import options as opt
 from flashback.cli.console import output, show_line
-from flashback.cli.options import (
-    DEFAULT_BENCHMARK,
-    DEFAULT_RECIPE,
-    Benchmark,
-    Data,
-    Device,
-    Fast,
-    Host,
-    HostFile,
-    Jobs,
-    Out,
-    Precision,
-    Recipe,
-    Set,
-    Track,
-    check_one_run,
-    note_missing_recipe,
-    parse_settings,
-)
 from flashback.config import set_dotted, to_dict
 from flashback.errors import FlashbackError, Interrupted, require, unknown
 from flashback.plain_yaml import read_yaml
@@ -78,7 +60,7 @@ def list_names(
     what: Annotated[
         str | None, typer.Argument(help="hosts, benchmarks, nets, recipes or sweeps; default: the first three.")
     ] = None,
-    host_file: HostFile = None,
+    host_file: opt.HostFile = None,
 ) -> None:
     """What there is to choose from."""
     from flashback.cli.listing import LISTS, SHORT_LISTS, list_table
@@ -94,18 +76,18 @@ def list_names(
 @app.command()
 def run(
     host: Annotated[str, typer.Argument(help="The method, e.g. icarl, or the config.yaml of an earlier run.")],
-    benchmark: Benchmark = None,
+    benchmark: opt.Benchmark = None,
     flashback: Annotated[bool, typer.Option("--flashback", help="Train with flashbacks.")] = False,
     seed: Annotated[int | None, typer.Option(help="Decides all randomness; default: 0.")] = None,
-    out: Out = None,
-    data: Data = None,
-    device: Device = "auto",
-    recipe: Recipe = None,
-    host_file: HostFile = None,
-    fast: Fast = False,
-    precision: Precision = None,
-    track: Track = None,
-    settings: Set = None,
+    out: opt.Out = None,
+    data: opt.Data = None,
+    device: opt.Device = "auto",
+    recipe: opt.Recipe = None,
+    host_file: opt.HostFile = None,
+    fast: opt.Fast = False,
+    precision: opt.Precision = None,
+    track: opt.Track = None,
+    settings: opt.Set = None,
 ) -> None:
     """Train one host, bare or with flashbacks.
 
@@ -120,7 +102,7 @@ def run(
 
     find_hosts(host_file)
     options = {"--benchmark": benchmark, "--seed": seed, "--flashback": flashback or None, "--recipe": recipe}
-    given = parse_settings(settings, {**options, "--fast": fast or None, "--precision": precision})
+    given = opt.parse_settings(settings, {**options, "--fast": fast or None, "--precision": precision})
     if host.endswith((".yaml", ".yml")):
         require(recipe is None, "--recipe does not go with a config.yaml, which is resolved already; use --set")
         config = reconfigure(Path(host), given, data)
@@ -131,7 +113,7 @@ def run(
             f"`flashback run {host}/config.yaml` starts it again elsewhere",
         )
         config = fb.configure(host, settings=given, data=data)
-        note_missing_recipe(host, config.benchmark.name, given.get("recipe", DEFAULT_RECIPE))
+        opt.note_missing_recipe(host, config.benchmark.name, given.get("recipe", opt.DEFAULT_RECIPE))
     check_flashback_is_on(config, given)
     folder = out or default_folder(config)
     if finished_run(folder, to_dict(config), data=data) is not None:
@@ -147,17 +129,17 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run.")],
-    data: Data = None,
-    device: Device = "auto",
-    host_file: HostFile = None,
-    track: Track = None,
+    data: opt.Data = None,
+    device: opt.Device = "auto",
+    host_file: opt.HostFile = None,
+    track: opt.Track = None,
 ) -> None:
     """Go on with a run, exactly where it stopped."""
     from flashback.cli.progress import ProgressView
     from flashback.hosts.external import find_hosts
 
     find_hosts(host_file)
-    check_one_run(folder)
+    opt.check_one_run(folder)
     with ProgressView() as view:
         observers = [view.watch(*name_and_tasks(folder))]
         fb.resume(folder, data=data, device=device, observers=observers, track=track or [])
@@ -166,20 +148,20 @@ def resume(
 
 @app.command()
 def compare(
-    host: Host,
-    benchmark: Benchmark = None,
+    host: opt.Host,
+    benchmark: opt.Benchmark = None,
     seeds: Annotated[str | None, typer.Option(metavar="INTEGER", help="How many: 0, 1, 2, ...; default: 3.")] = None,
     seed_list: Annotated[str | None, typer.Option(help="Or the seeds themselves: 123,246,369.")] = None,
-    out: Out = None,
-    jobs: Jobs = None,
-    data: Data = None,
-    device: Device = "auto",
-    recipe: Recipe = None,
-    host_file: HostFile = None,
-    fast: Fast = False,
-    precision: Precision = None,
-    track: Track = None,
-    settings: Set = None,
+    out: opt.Out = None,
+    jobs: opt.Jobs = None,
+    data: opt.Data = None,
+    device: opt.Device = "auto",
+    recipe: opt.Recipe = None,
+    host_file: opt.HostFile = None,
+    fast: opt.Fast = False,
+    precision: opt.Precision = None,
+    track: opt.Track = None,
+    settings: opt.Set = None,
 ) -> int:
     """Does flashback help this host?
 
@@ -190,9 +172,9 @@ def compare(
     from flashback.cli.progress import ProgressView
     from flashback.studies.comparison import NothingToCompareError
 
-    benchmark = benchmark or DEFAULT_BENCHMARK
+    benchmark = benchmark or opt.DEFAULT_BENCHMARK
     folder = out or Path("runs") / f"compare-{host}-{Path(benchmark).stem}"
-    note_missing_recipe(host, benchmark, recipe or DEFAULT_RECIPE, host_file)
+    opt.note_missing_recipe(host, benchmark, recipe or opt.DEFAULT_RECIPE, host_file)
     with ProgressView() as view:
         try:
             comparison = fb.compare(
@@ -200,8 +182,8 @@ def compare(
                 benchmark,
                 seeds=choose_seeds(seeds, seed_list),
                 out=folder,
-                recipe=recipe or DEFAULT_RECIPE,
-                settings=parse_settings(settings, {"--fast": fast or None, "--precision": precision}),
+                recipe=recipe or opt.DEFAULT_RECIPE,
+                settings=opt.parse_settings(settings, {"--fast": fast or None, "--precision": precision}),
                 jobs=jobs,
                 data=data,
                 device=device,

@@ -12,18 +12,8 @@ from rich.table import Table
 
 import flashback as fb
 from flashback.benchmarks import describe_benchmarks
+from flashback.cli import options as opt
 from flashback.cli.console import make_table, output, show_line
-from flashback.cli.options import (
-    DEFAULT_RECIPE,
-    Benchmark,
-    Data,
-    HostFile,
-    Recipe,
-    Set,
-    check_one_run,
-    note_missing_recipe,
-    parse_settings,
-)
 from flashback.config import to_dict
 from flashback.errors import FlashbackError, require
 from flashback.records import RunFolder, dotted, is_finished, read_config
@@ -42,12 +32,12 @@ def register(app: typer.Typer) -> None:
 
 def show(
     host: Annotated[str, typer.Argument(help="The method, e.g. icarl, or the folder of a run.")],
-    benchmark: Benchmark = None,
+    benchmark: opt.Benchmark = None,
     flashback: Annotated[bool, typer.Option("--flashback", help="The settings of the arm with flashbacks.")] = False,
-    recipe: Recipe = None,
-    data: Data = None,
-    host_file: HostFile = None,
-    settings: Set = None,
+    recipe: opt.Recipe = None,
+    data: opt.Data = None,
+    host_file: opt.HostFile = None,
+    settings: opt.Set = None,
 ) -> None:
     """What a run would do, or did.
 
@@ -60,7 +50,8 @@ def show(
     from flashback.studies.preview import check_buildable
 
     find_hosts(host_file)
-    given = parse_settings(settings, {"--benchmark": benchmark, "--recipe": recipe, "--flashback": flashback or None})
+    options = {"--benchmark": benchmark, "--recipe": recipe, "--flashback": flashback or None}
+    given = opt.parse_settings(settings, options)
     if host not in fb.HOSTS and (folder := folder_of(host)) is not None:
         require(not given, f"the run in {folder} has its settings already; leave out the options")
         show_folder(folder)
@@ -70,7 +61,7 @@ def show(
     missing = missing_data(config.benchmark.name, data)
     if missing is None:
         check_buildable(config, data)
-    note_missing_recipe(host, config.benchmark.name, str(given.get("recipe", DEFAULT_RECIPE)))
+    opt.note_missing_recipe(host, config.benchmark.name, str(given.get("recipe", opt.DEFAULT_RECIPE)))
     output().print(settings_table(config, {"host.name", *dotted(given)}))
     if missing is None:
         output().print(cost_table(host, given, data))
@@ -88,7 +79,7 @@ def folder_of(name: str) -> Path | None:
 
 
 def show_folder(folder: Path) -> None:
-    check_one_run(folder)
+    opt.check_one_run(folder)
     settings = dotted(read_config(folder))
     table = make_table(title_of(settings), "setting", "value", texts=2)
     defaults = benchmark_defaults(str(settings.get("benchmark.name"))) | {

@@ -12,23 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import flashback as fb
+from flashback.cli import options as opt
 from flashback.cli.console import make_table, output, show_line
 from flashback.cli.listing import sweep_names
-from flashback.cli.options import (
-    DEFAULT_BENCHMARK,
-    DEFAULT_RECIPE,
-    Benchmark,
-    Data,
-    Device,
-    Host,
-    HostFile,
-    Jobs,
-    Out,
-    Recipe,
-    Set,
-    Track,
-    note_missing_recipe,
-)
 from flashback.config import parse_assignment
 
 if TYPE_CHECKING:
@@ -51,12 +37,12 @@ def register(app: typer.Typer) -> None:
 
 def sweep(
     file: Annotated[str, typer.Argument(help=f"A YAML file, or one of: {', '.join(sweep_names())}.")],
-    out: Out = None,
-    jobs: Jobs = None,
-    data: Data = None,
-    device: Device = "auto",
-    host_file: HostFile = None,
-    track: Track = None,
+    out: opt.Out = None,
+    jobs: opt.Jobs = None,
+    data: opt.Data = None,
+    device: opt.Device = "auto",
+    host_file: opt.HostFile = None,
+    track: opt.Track = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned runs and train none.")] = False,
 ) -> int:
     """Make many runs from one file, those that are missing.
@@ -73,7 +59,7 @@ def sweep(
     chosen, out = read_sweep(file), out or Path("runs") / f"sweep-{Path(file).stem}"
     triples = ((h, b, part.recipe) for part in chosen.parts for h, b in product(part.hosts, part.benchmarks))
     for host, benchmark, recipe in dict.fromkeys(triples):
-        note_missing_recipe(host, benchmark, recipe, host_file)
+        opt.note_missing_recipe(host, benchmark, recipe, host_file)
     if dry_run:
         show_plan(chosen, plan(chosen, out, RunContext.of(data, device, host_file, jobs)))
         return 0
@@ -141,16 +127,16 @@ def watch_states(view: ProgressView) -> Callable[[Outcome, str], Observer]:
 
 
 def tune(
-    host: Host,
-    out: Out = None,
-    benchmark: Benchmark = None,
+    host: opt.Host,
+    out: opt.Out = None,
+    benchmark: opt.Benchmark = None,
     trials: Annotated[int, typer.Option(help="How many choices to try, finished ones included.")] = 8,
     seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
-    recipe: Recipe = None,
-    data: Data = None,
-    device: Device = "auto",
-    host_file: HostFile = None,
-    settings: Set = None,
+    recipe: opt.Recipe = None,
+    data: opt.Data = None,
+    device: opt.Device = "auto",
+    host_file: opt.HostFile = None,
+    settings: opt.Set = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -166,7 +152,7 @@ def tune(
     from flashback.cli.progress import ProgressView
     from flashback.results.naming import value_in_words
 
-    benchmark = benchmark or DEFAULT_BENCHMARK
+    benchmark = benchmark or opt.DEFAULT_BENCHMARK
     with ProgressView() as view:
         best = fb.tune(
             host,
@@ -174,7 +160,7 @@ def tune(
             out=out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}",
             trials=trials,
             seed=seed,
-            recipe=recipe or DEFAULT_RECIPE,
+            recipe=recipe or opt.DEFAULT_RECIPE,
             settings=dict(map(parse_assignment, settings or [])),
             over=dict(map(parse_values, over or [])),
             data=data,
@@ -220,9 +206,9 @@ def cka(
     flashback: Annotated[Path, typer.Argument(help="That of the same host with flashback.")],
     reference: Annotated[Path, typer.Argument(help="That of a run on all tasks at once (joint).")],
     out: Annotated[Path | None, typer.Option(help="A folder for cka.json, which a report shows.")] = None,
-    data: Data = None,
-    device: Device = "auto",
-    host_file: HostFile = None,
+    data: opt.Data = None,
+    device: opt.Device = "auto",
+    host_file: opt.HostFile = None,
     after_tasks: Annotated[
         int | None, typer.Option(help="Both arms as they were after so many tasks; needs checkpoint.tasks=true.")
     ] = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -29,12 +28,10 @@ from flashback.reports.words import (
 from flashback.results import Comparison, Row, Run
 from flashback.studies.jobs import group_failures
 
-ANY_WIDTH = 1000  # of a terminal that no table fills
 WIDE = 96  # columns of a terminal that has room between the columns of a comparison; 80 hold them all
 
 
 def arrow(metric: str) -> str:
-    """Marks what is better when it is less."""
     return "" if HIGHER_IS_BETTER[metric] else " ↓"
 
 
@@ -61,13 +58,6 @@ def run_cost(record: RunRecord) -> str:
 
 
 def comparison_table(comparison: Comparison, width: int) -> Table:
-    table = comparison_rows(comparison, width)
-    fits = Console(width=ANY_WIDTH).measure(table).maximum <= width
-    return table if fits else comparison_rows(comparison, width, broken="-\n")
-
-
-def comparison_rows(comparison: Comparison, width: int, broken: str = "-") -> Table:
-    """The names of settings are the longest in their column; `broken` takes the place of their hyphen."""
     seeds = f"{len(comparison.seeds)} seed{'s' * (len(comparison.seeds) > 1)}"
     title = f"{comparison.host} without and with flashback on {comparison.benchmark}, {seeds}"
     table = make_table(title, "", *ARMS, "difference", "95 % interval", "p")
@@ -78,7 +68,7 @@ def comparison_rows(comparison: Comparison, width: int, broken: str = "-") -> Ta
     empty = "".join(f"\n{why[0].upper()}{why[1:]}" for why in missing_values(comparison, list(metrics)))
     table.caption, table.caption_justify = f"mean ± deviation; ↓ less is better\n{meanings}{empty}", "left"
     for setting in SETTINGS:
-        table.add_row(Text(SETTING_TITLES[setting].replace("-", broken), style="bold"))
+        table.add_row(Text(SETTING_TITLES[setting], style="bold"))
         for row in comparison.rows:
             if row.setting == setting:
                 table.add_row(f"  {TITLES[row.metric][0]}{arrow(row.metric)}", *row_cells(row))
@@ -102,8 +92,8 @@ def cost_table(comparison: Comparison) -> Table:
 
 def comparison_notes(comparison: Comparison) -> Iterable[str]:
     """What a reader has to know besides the numbers."""
-    if said := unmatched_seeds(comparison):
-        yield said
+    if sentence := unmatched_seeds(comparison):
+        yield sentence
     yield from unvalued_seeds(comparison)
     if comparison.differing_settings:
         yield f"The settings differ between the arms: {', '.join(comparison.differing_settings)}."

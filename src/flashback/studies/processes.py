@@ -48,13 +48,9 @@ def run_in_processes(
 ) -> dict[str, str | None]:
     """Run named jobs, `count` at a time; returns what went wrong with each, None for nothing.
 
-    Args:
-        jobs: What `work` is called with, by name; can be pickled.
-        count: How many processes there are at a time.
-        work: A function of a module: every process starts afresh, as CUDA needs it.
-        watch: Gives the observer of a job by its name.
-        sharing: Whether the processes share a GPU by MPS; each then gets a portion of it.
-        reuse: Whether a process takes one job after another. To start one and import torch takes seconds.
+    `work` is a function of a module and jobs can be pickled, because every process starts afresh, as CUDA needs it. If
+    they are `sharing` a GPU by MPS, each gets a portion of it. With `reuse`, a process takes one job after another: to
+    start one and to import torch takes seconds.
     """
     waiting, crew = list(jobs), Crew(work, reuse, dict.fromkeys(jobs, DIED))
     try:
