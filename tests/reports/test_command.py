@@ -27,6 +27,7 @@ def test_a_report_is_written_beside_the_runs(tmp_path: Path, capsys: pytest.Capt
     assert "left out: half: not finished" in said.err
 
 
+@pytest.mark.slow
 def test_all_forms_and_plots(tmp_path: Path) -> None:
     write_comparison(tmp_path / "runs", seeds=1)
     assert (
@@ -55,6 +56,7 @@ def test_all_forms_and_plots(tmp_path: Path) -> None:
     assert any((tmp_path / "plots").glob("*.pdf"))
 
 
+@pytest.mark.slow
 def test_of_many_comparisons_the_terminal_says_how_they_came_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,3 +176,18 @@ def test_bad_input_is_one_line_and_code_2(
     assert said.startswith("error: ")
     assert words in said
     assert "\n" not in said
+
+
+def test_labels_and_references_are_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    matrices = {setting: made_matrix(3) for setting in SETTINGS}
+    write_run(tmp_path / "runs" / "a", made_config("icarl"), matrices)
+    (tmp_path / "r.yaml").write_text(
+        "tables: [{where: Table 7, setting: class_incremental, metric: average_accuracy, "
+        "cells: {split-cifar100: {icarl: {host: 50}}}}]"
+    )
+    labels = ("--label", f"our net={tmp_path / 'runs' / 'a'}")
+    assert call("report", tmp_path / "runs", *labels, "--references", tmp_path / "r.yaml") == 0
+    assert "our net" in capsys.readouterr().out
+    assert "Table 7" in (tmp_path / "runs" / "report.html").read_text()
+    assert call("report", tmp_path / "runs", "--label", "our net") == 2
+    assert "--label takes NAME=FOLDER" in capsys.readouterr().err
