@@ -159,7 +159,10 @@ def test_the_policy_for_imagenet_is_that_of_the_publication():
               "AutoContrast": 2, "Contrast": 2, "Sharpness": 1, "ShearX": 1}  # fmt: skip
     assert Counter(name for name, _, _ in steps) == counts
     assert sum(probability for _, probability, _ in steps) == pytest.approx(31.0)
-    assert [sum(level for name, _, level in steps if name == own) for own in ("Posterize", "Rotate")] == [32, 45]
+    assert [sum(level for name, _, level in steps if name == operation) for operation in ("Posterize", "Rotate")] == [
+        32,
+        45,
+    ]
 
 
 @POLICIES

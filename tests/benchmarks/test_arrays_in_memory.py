@@ -59,7 +59,7 @@ def test_classes_may_have_names(arrays: Arrays, npz: Callable[..., Path], given:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         (["a", "b"], "class_names has 2 entries for 6 classes; name each label once"),
         (list("abcdefg"), "class_names has 7 entries for 6 classes"),
@@ -69,9 +69,9 @@ def test_classes_may_have_names(arrays: Arrays, npz: Callable[..., Path], given:
         ([["a"] * 6], r"'class_names' is <U1 \[1, 6\]; it must be"),
     ],
 )
-def test_names_that_do_not_fit_are_refused(arrays: Arrays, npz: Callable[..., Path], names: Any, said: str) -> None:
+def test_names_that_do_not_fit_are_refused(arrays: Arrays, npz: Callable[..., Path], names: Any, message: str) -> None:
     for given in (arrays(6) | {"class_names": names}, npz(class_names=names)):
-        with pytest.raises(FlashbackError, match=said):
+        with pytest.raises(FlashbackError, match=message):
             load_benchmark(given, sizes=[6])
 
 
@@ -109,15 +109,15 @@ def test_what_a_file_is_refused_for_a_mapping_is_refused_for(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"y_train": [[0, 1], [0]]}, "'y_train' is no array"),
         ({"x_train": torch.zeros(2, 4, 4, 3, dtype=torch.bfloat16)}, "'x_train' is no array"),
         ({"x_train": object()}, r"'x_train' is object \[\]; it must be uint8"),
     ],
 )
-def test_what_is_no_array_is_refused(arrays: Arrays, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(FlashbackError, match=f"the mapping: {said}"):
+def test_what_is_no_array_is_refused(arrays: Arrays, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FlashbackError, match=f"the mapping: {message}"):
         load_benchmark({**arrays(6), **changes}, sizes=[2, 2, 2])
 
 

@@ -57,9 +57,9 @@ def test_arrays_of_another_kind_are_refused(npz: Callable, changes: dict[str, np
 def test_labels_of_any_integer_type_and_images_in_any_layout(npz: Callable, arrays: Callable) -> None:
     made = arrays(6)
     changes = {"y_train": made["y_train"].astype(">u2"), "x_train": np.asfortranarray(made["x_train"])}
-    expected, found = (load_benchmark(str(npz(**given)), sizes=[6]) for given in ({}, changes))
-    assert found.checksum == expected.checksum
-    assert found.tasks[0].train.x.equal(expected.tasks[0].train.x)
+    expected, loaded = (load_benchmark(str(npz(**given)), sizes=[6]) for given in ({}, changes))
+    assert loaded.checksum == expected.checksum
+    assert loaded.tasks[0].train.x.equal(expected.tasks[0].train.x)
 
 
 def test_a_named_dataset_of_another_kind_is_refused(tmp_path: Path, npz: Callable) -> None:
@@ -110,8 +110,8 @@ def test_a_path_is_looked_for_in_the_data_folder_too(
     made.rename(tmp_path / "data" / "sub" / "made.npz")
     monkeypatch.chdir(tmp_path)
     for name, folder in (("sub/made.npz", "data"), ("made.npz", "data/sub"), ("/gone/made.npz", "data/sub")):
-        found = load_benchmark(name, data=folder, sizes=[6])
-        assert (found.name, found.checksum) == ("made", expected.checksum)
+        loaded = load_benchmark(name, data=folder, sizes=[6])
+        assert (loaded.name, loaded.checksum) == ("made", expected.checksum)
         assert missing_data(name, folder) is None
         assert fetch_data(name, folder).samefile("data/sub/made.npz")
         with pytest.raises(FlashbackError, match=r"made.npz; check the path, or name the folder it is in"):

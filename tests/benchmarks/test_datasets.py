@@ -231,9 +231,9 @@ def test_other_formats_are_read(folder: Path, form: str) -> None:
             lossless = {"lossless": True} if form == "webp" else {}
             picture.convert("RGB").save(path.with_suffix(f".{form}"), **lossless)
         path.unlink()
-    found = load_benchmark(str(folder), sizes=[3]).tasks[0].train
-    assert torch.equal(found.y, expected.y)
-    assert (found.x.read().int() - expected.x.read().int()).abs().max() <= (0 if form != "gif" else 8)  # a palette
+    loaded = load_benchmark(str(folder), sizes=[3]).tasks[0].train
+    assert torch.equal(loaded.y, expected.y)
+    assert (loaded.x.read().int() - expected.x.read().int()).abs().max() <= (0 if form != "gif" else 8)  # a palette
 
 
 def test_of_what_moves_the_first_picture_is_taken(folder: Path) -> None:
@@ -313,8 +313,8 @@ def test_imagenet100_takes_its_classes_by_rule(tmp_path: Path, image: Callable, 
     assert benchmark.image_shape == (3, 256, 256)
     assert benchmark.class_names[:10] == tuple(f"n{number:08d}" for number in first_ten)
     for images in (benchmark.tasks[0].train, benchmark.tasks[0].test):
-        found = {int(y): int(x[0, 0, 0]) * 256 + int(x[1, 0, 0]) for x, y in zip(images.x, images.y, strict=True)}
-        assert [found[label] for label in range(10)] == first_ten
+        loaded = {int(y): int(x[0, 0, 0]) * 256 + int(x[1, 0, 0]) for x, y in zip(images.x, images.y, strict=True)}
+        assert [loaded[label] for label in range(10)] == first_ten
 
 
 def test_imagenet100_with_wrong_folders_is_refused(tmp_path: Path, image: Callable) -> None:

@@ -80,11 +80,11 @@ def test_rows_come_from_their_files_in_the_order_of_the_listing(pictures: Path, 
     seen = []
     for task in benchmark.tasks:
         for images in (task.train, task.test):
-            found = spelled(images.x)
-            assert found == sorted(found, key=lambda row: row[:2]), "by class, then by name"
-            assert [row[0] for row in found] == [benchmark.order[label] for label in images.y.tolist()]
+            actual = spelled(images.x)
+            assert actual == sorted(actual, key=lambda row: row[:2]), "by class, then by name"
+            assert [row[0] for row in actual] == [benchmark.order[label] for label in images.y.tolist()]
             assert isinstance(images.x, MappedImages)
-            seen += found
+            seen += actual
     parts = [1] * TRAIN if split.get("validation") else [1] * TRAIN + [0] * TEST
     numbers = [*range(TRAIN), *range(TEST)][: len(parts)]
     rows = [(label, number, part) for label in range(CLASSES) for number, part in zip(numbers, parts, strict=True)]
@@ -291,9 +291,9 @@ def test_it_is_used_as_a_tensor_and_reads_what_it_must(
     read, rows_read = mapped_images._read, list[int]()
     monkeypatch.setattr(mapped_images, "_read", lambda x, rows: rows_read.extend(rows) or read(x, rows))
     with torch.inference_mode(inference):
-        found, expected = (act(x) for x in both)
-    assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected
-    assert type(found) is type(expected)
+        actual, expected = (act(x) for x in both)
+    assert torch.equal(actual, expected) if isinstance(actual, torch.Tensor) else actual == expected
+    assert type(actual) is type(expected)
     assert len(rows_read) == needed or (inference and use == NO_MOVE)  # there `to` is not looked into
 
 

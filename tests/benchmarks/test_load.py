@@ -70,13 +70,13 @@ def test_the_embedded_benchmark_is_balanced_and_needs_no_files(tmp_path: Path) -
 def trace(images: Images, arrays: dict[str, np.ndarray]) -> list[tuple[int, int]]:
     """(row, original label) of each image, from the row its first pixels spell."""
     x, y = np.concatenate([arrays["x_train"], arrays["x_test"]]), np.concatenate([arrays["y_train"], arrays["y_test"]])
-    found = []
+    traced_rows = []
     for picture in images.x:
         flat = picture.permute(1, 2, 0).reshape(-1)
         row = int(flat[0]) * 256 + int(flat[1])
         assert (picture.permute(1, 2, 0).numpy() == x[row].reshape(picture.permute(1, 2, 0).shape)).all()
-        found.append((row, int(y[row])))
-    return found
+        traced_rows.append((row, int(y[row])))
+    return traced_rows
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 3), (4, 5, 1), (4, 5)])

@@ -123,8 +123,8 @@ def test_one_large_class_does_not_make_the_others_large(monkeypatch: pytest.Monk
     features = [made(n, 3, seed) for seed, n in enumerate((5, 300, 4, 0, 7, 290, 1))]
     together = herd_classes(features, 6)
     assert sum(padded) < 2 * sum(map(len, features))
-    for own, rows in zip(together, features, strict=True):
-        assert own.tolist() == greedy(rows, 6)
+    for selected, rows in zip(together, features, strict=True):
+        assert selected.tolist() == greedy(rows, 6)
 
 
 def test_the_padding_of_a_small_class_is_never_chosen() -> None:

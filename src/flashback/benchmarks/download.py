@@ -58,7 +58,7 @@ def _download(dataset: Dataset, folder: Path, allowed: bool) -> Path:
         return Path(
             pooch.retrieve(dataset.url, f"md5:{dataset.md5}", dataset.files[0], path=folder, downloader=downloader)
         )
-    except (OSError, ValueError) as problem:  # no network, no such address, no room, or a wrong checksum
+    except (OSError, ValueError) as problem:  # no network, no such address, no space, or a wrong checksum
         reason = str(problem) if isinstance(problem, ValueError) else type(problem).__name__
         raise FlashbackError(f"{missing}: downloading {dataset.url} failed ({reason})") from None
 
