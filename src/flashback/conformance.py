@@ -201,7 +201,6 @@ class Trial:
     name: str
     settings: dict[str, Any]
     benchmark: Benchmark
-    watch: Watch = field(default_factory=lambda: Watch())
 
     @property
     def flashback(self) -> bool:
@@ -224,8 +223,17 @@ class Trial:
         return Ending.of(trainer)
 
     @cached_property
+    def watched(self) -> tuple[Ending, Watch]:
+        watch = Watch()
+        return self.train(self.config(), change=watch.stage), watch
+
+    @property
     def host_alone(self) -> Ending:
-        return self.train(self.config(), change=self.watch.stage)
+        return self.watched[0]
+
+    @property
+    def watch(self) -> Watch:
+        return self.watched[1]
 
     @cached_property
     def with_flashback(self) -> Ending:
@@ -322,7 +330,6 @@ def learns(trial: Trial) -> None:
 
 def trains_all(trial: Trial) -> None:
     """Every parameter that requires gradients is trained"""
-    assert trial.host_alone  # trains it, so that the watch has seen all steps
     if missed := sorted(trial.watch.requiring - trial.watch.trained):
         raise Broken(
             f"no stage trains {' and '.join(missed)}; add it to trained_parameters() or to the stage's parameters, or "
@@ -353,7 +360,8 @@ def resumes(trial: Trial) -> None:
         except Interruption:
             stopped, (state,) = state, recorder.states
         if difference := state_difference(state, expected):
-            place = ", ".join(f"{name} {number}" for name, number in stopped.values["position"].items())
+            position = stopped.values["position"]
+            place = ", ".join(f"{name} {position[name]}" for name in ("task", "stage", "epoch", "step"))
             raise Broken(
                 f"stopped at {place} (counted from 0), it continues with other values ({difference}); what it "
                 "remembers between steps belongs in its state_dict (parameters and buffers)"
@@ -391,7 +399,6 @@ def is_held(trial: Trial) -> None:
 
 def stands_still(trial: Trial) -> None:
     """Stable knowledge does not change while a task is learned"""
-    assert trial.host_alone
     if changed := sorted(trial.watch.changed):
         raise Broken(
             f"{' and '.join(changed[:3])} of self.stable changes from step to step; only begin() and end() may change "
