@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -41,6 +41,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: BinaryIO | None = None  # while this process holds it
 
     @classmethod
     def open(
@@ -75,7 +76,24 @@ class RunFolder:
             if is_finished(self.path):
                 raise FlashbackError(f"{self.path} already holds a finished run; {ANOTHER_FOLDER}")
             self.tidy()
-            yield
+            self._lock = file
+            try:
+                yield
+            finally:
+                self._lock = None
+
+    def check_lock(self) -> None:
+        """Stop if the lock file was removed or replaced, since another process may have taken the folder."""
+        if self._lock is not None:
+            try:
+                is_same = os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / LOCK))
+            except FileNotFoundError:
+                is_same = False
+            if not is_same:
+                raise FlashbackError(
+                    f"{self.path / LOCK} was removed while this run was using it, so another process may be training "
+                    "there; this run stops"
+                )
 
     def tidy(self) -> None:
         """Remove files that a killed process left incomplete."""
@@ -86,12 +104,14 @@ class RunFolder:
     # ------------------------------------------------------------ the log
 
     def log(self, event: Mapping[str, Any]) -> None:
+        self.check_lock()
         line = json.dumps({**event, "time": round(time.time(), 3)}) + "\n"
         with explaining_no_space(self.path), open_to_append(self.path / LOG) as file:
             file.write(line.encode())
 
     def log_size(self) -> int:
         """The size of the log, which is synced to disk because a checkpoint will rely on it."""
+        self.check_lock()
         with open_to_append(self.path / LOG) as file:
             os.fsync(file.fileno())
             return file.tell()
@@ -118,6 +138,7 @@ class RunFolder:
         self.write(RUN, json.dumps(dict(run), indent=1) + "\n")
 
     def write(self, name: str, content: str | bytes) -> None:
+        self.check_lock()
         with explaining_no_space(self.path):
             write_atomically(self.path / name, content)
 

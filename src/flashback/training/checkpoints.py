@@ -192,8 +192,10 @@ class TeeCheckpointer:
 class Models:
     """The models that a run keeps: its state after every task but the last, whose state the last checkpoint has."""
 
-    def __init__(self, folder: Path, settings: CheckpointConfig, tasks: int, run: str) -> None:
-        self.folder, self.settings, self.tasks, self.run = folder, settings, tasks, run
+    def __init__(
+        self, folder: Path, settings: CheckpointConfig, tasks: int, run: str, log_size: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.folder, self.settings, self.tasks, self.run, self.log_size = folder, settings, tasks, run, log_size
 
     def due(self, position: Position) -> bool:
         return self.settings.tasks and position == Position(position.task) and 0 < position.task < self.tasks
@@ -204,7 +206,7 @@ class Models:
         kept.tidy(kept=1)
 
     def after(self, tasks: int) -> Checkpoints:
-        return Checkpoints(self.folder / AFTER_TASKS.format(tasks), self.settings, run=self.run)
+        return Checkpoints(self.folder / AFTER_TASKS.format(tasks), self.settings, self.log_size, self.run)
 
     def kept(self) -> list[int]:
         return [tasks for tasks in range(1, self.tasks) if self.after(tasks).manifests()]

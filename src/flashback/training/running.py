@@ -172,7 +172,7 @@ def _run_in_folder(
     differing = compare_environment(folder, facts)
     digest = run_digest(host.config, benchmark.checksum)
     checkpoints = Checkpoints(folder.path / CHECKPOINT, host.config.checkpoint, folder.log_size, digest)
-    models = Models(checkpoints.folder, host.config.checkpoint, len(benchmark.tasks), digest)
+    models = Models(checkpoints.folder, host.config.checkpoint, len(benchmark.tasks), digest, folder.log_size)
     checkpointer: Checkpointer = TeeCheckpointer(checkpoints, models.due, models.keep)
     state = checkpoints.load()
     if state is not None and "code" in differing and not other_code:
