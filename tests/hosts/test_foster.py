@@ -173,7 +173,7 @@ def test_stages_and_their_settings():
     assert (compression.name, compression.main, compression.epochs) == ("compression", False, 3)
     assert (compression.optimisation.lr, compression.optimisation.weight_decay) == (0.5, 0.0)
     assert compression.optimisation.momentum == 0.9
-    run.host.enter(run.benchmark.tasks[0])
+    run.host.task = run.benchmark.tasks[0]
     assert [stage.main for stage in run.host.stages()] == [True]
     like_main = in_second_task(stages=0).host.stages()[1]
     assert (like_main.epochs, like_main.optimisation.lr) == (boosting.epochs, boosting.optimisation.lr)

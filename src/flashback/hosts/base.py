@@ -115,6 +115,7 @@ class Host(Predictor):
         self.stable: Knowledge | None = None
         self.blank_since: int | None = None  # the task for which `allocate` has made blank stable knowledge
         self.trained = False  # whether a trainer has started with it
+        self.learned = 0  # columns of the tasks whose training has begun
         with seeded_initialisation(config.seed, "net"):
             self.build()
         require(hasattr(self, "net"), f"{type(self).__name__}.build makes no self.net; begin it with super().build()")
@@ -176,7 +177,12 @@ class Host(Predictor):
     # ------------------------------------------------------------ a task as stages
 
     def enter(self, task: Task) -> None:
-        """Make a task the present one."""
+        """Make a task the present one; each is learned once."""
+        require(
+            task.classes.start >= self.learned,
+            f"the classes of task {task.index + 1} are learned already; enter every task once, in the order of the "
+            "benchmark",
+        )
         self.task = task
 
     def stages(self) -> list[Stage]:
@@ -250,6 +256,7 @@ class Host(Predictor):
         """Fill the blank stable knowledge of this task, then call `begin`."""
         if self.stable is not None and self.blank_since == self.task.index:
             self.extract(self.stable)
+        self.learned = self.task.classes.stop
         self.begin()
 
     def end(self) -> None:

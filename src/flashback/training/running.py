@@ -279,7 +279,8 @@ def load_trained(
         trainer = Trainer(build_method(config, benchmark, target), benchmark)
         trainer.resume(kept_state(path, config, benchmark, after_tasks))
     if after_tasks is not None:
-        trainer.host.enter(benchmark.tasks[after_tasks - 1])
+        trainer.host.task = benchmark.tasks[after_tasks - 1]
+    trainer.host.learned = trainer.host.task.classes.stop
     return trainer.host.eval()
 
 

@@ -108,6 +108,7 @@ class Trainer:
         return TrainingResult.from_history(self.history, self.benchmark, self.host.task_by_task)
 
     def run_task(self, task: Task) -> None:
+        self.host.learned = task.classes.start  # a task that was interrupted is entered again
         self.method.enter(task)
         if self.position == Position(task.index):
             self.emit("task", classes=len(task.classes), tasks=len(self.benchmark.tasks))
