@@ -32,6 +32,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         )
 
     monkeypatch.setitem(trackers.OPENERS, "made", made)
+    monkeypatch.setitem(trackers.STORES, "made", "made")
     monkeypatch.setitem(sys.modules, "made", types.ModuleType("made"))
     return told
 

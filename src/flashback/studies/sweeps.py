@@ -44,7 +44,7 @@ class Part:
         for name in ("hosts", "benchmarks", "seeds", "arms"):
             require(len(getattr(self, name)) >= 1, f"{source}: {name} is empty; name at least one")
         for key, values in self.grid.items():
-            require(isinstance(values, list) and len(values) >= 1, f"{source}: grid.{key} is a list of values")
+            require(isinstance(values, list) and len(values) >= 1, f"{source}: grid.{key} must be a list of values")
         check_free({**self.settings, **self.grid}, "a sweep")
 
 
