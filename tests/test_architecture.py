@@ -67,7 +67,7 @@ def may_import(here: str, package: str) -> bool:
     return package == here or package in BASE if here in APART | BASE else RANK[package] <= RANK[here]
 
 
-def test_every_room_has_its_place() -> None:
+def test_every_package_has_its_place() -> None:
     assert {package_of(path) for path in FILES} - ENTRY_POINTS <= set(RANK)
 
 
