@@ -7,9 +7,9 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from flashback.records.terms import SETTINGS
+from flashback.records.terms import ARMS, SETTINGS
 from flashback.reports.report import Report
-from flashback.results import Comparison, Row, Run
+from flashback.results import Comparison, Row, Run, Sample
 from flashback.results.naming import value_in_words, varying_keys
 
 ABOUT = ("method", "folder", "host", "benchmark", "recipe", "arm", "seed")
@@ -88,22 +88,25 @@ def csv_of_comparisons(report: Report) -> str:
 def _comparison_row(report: Report, pairing: Comparison, row: Row, varying: Sequence[str]) -> dict[str, Any]:
     beside = [one for other, one in report.references_beside if other is pairing]
     references = [one for one in beside if (one.setting, one.metric) == (row.setting, row.metric)]
-    values: dict[str, Any] = {
-        "method": pairing.name,
-        "host": pairing.host,
-        "benchmark": pairing.benchmark,
-        "recipe": pairing.recipe,
-        "setting": row.setting,
-        "metric": row.metric,
+    about = {name: getattr(pairing, name) for name in ("host", "benchmark", "recipe")}
+    published = {
+        f"{arm}_published": "; ".join(str(one.value[arm]) for one in references if arm in one.value) for arm in ARMS
     }
-    for arm, sample in (("host", row.left), ("flashback", row.right)):
-        values |= {f"{arm}_mean": sample.mean, f"{arm}_deviation": sample.deviation, f"{arm}_seeds": len(sample)}
-    values |= {name: getattr(row.test, name) for name in ("difference", "low", "high", "t", "p", "pairs")}
-    values["budget"] = pairing.budget
-    for arm in ("host", "flashback"):
-        values[f"{arm}_published"] = "; ".join(str(one.value[arm]) for one in references if arm in one.value)
-    values["published_in"] = "; ".join(one.where for one in references)
-    return values | settings_in(pairing.methods[-1].any_run, varying)
+    return (
+        {"method": pairing.name, **about, "setting": row.setting, "metric": row.metric}
+        | _sample_columns(host=row.left, flashback=row.right)
+        | {name: getattr(row.test, name) for name in ("difference", "low", "high", "t", "p", "pairs")}
+        | {"budget": pairing.budget, **published, "published_in": "; ".join(one.where for one in references)}
+        | settings_in(pairing.methods[-1].any_run, varying)
+    )
+
+
+def _sample_columns(**samples: Sample) -> dict[str, Any]:
+    return {
+        f"{side}_{name}": value
+        for side, sample in samples.items()
+        for name, value in (("mean", sample.mean), ("deviation", sample.deviation), ("seeds", len(sample)))
+    }
 
 
 def csv_of_runs(report: Report) -> str:
@@ -142,19 +145,14 @@ def csv_of_tests(report: Report) -> str:
     rows = []
     for setting in SETTINGS:
         for test, row, adjusted in report.tested(setting, report.metrics):
-            values: dict[str, Any] = {
-                "method": test.right.name,
-                "against": test.left.name,
-                "benchmark": test.benchmark,
-                "setting": setting,
-                "metric": row.metric,
-            }
-            for side, sample in (("against", row.left), ("method", row.right)):
-                values |= {f"{side}_mean": sample.mean, f"{side}_deviation": sample.deviation}
-                values[f"{side}_seeds"] = len(sample)
-            values |= {name: getattr(row.test, name) for name in ("difference", "low", "high", "t", "p")}
-            differing = "; ".join([*test.differing_settings, *test.differing_environment])
-            rows.append({**values, "p_adjusted": adjusted, "pairs": row.test.pairs, "differing": differing})
+            names = {"method": test.right.name, "against": test.left.name, "benchmark": test.benchmark}
+            rows.append(
+                {**names, "setting": setting, "metric": row.metric}
+                | _sample_columns(against=row.left, method=row.right)
+                | {name: getattr(row.test, name) for name in ("difference", "low", "high", "t", "p")}
+                | {"p_adjusted": adjusted, "pairs": row.test.pairs}
+                | {"differing": "; ".join([*test.differing_settings, *test.differing_environment])}
+            )
     return csv_text(rows)
 
 

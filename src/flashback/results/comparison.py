@@ -17,6 +17,10 @@ from flashback.results.method import Cost, Method, Sample, canonical, pair_key
 from flashback.results.naming import distinct_names, distinguishing, method_title
 
 SIGNIFICANT = 0.05
+FIELDS = (
+    "host", "benchmark", "recipe", "seeds", "rows", "cost", "equal_budget", "differing_settings",
+    "differing_environment", "failures", "reused", "further_seeds", "flashback", "budget", "sentence",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -237,27 +241,13 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """What comparison.json holds."""
-        return {
-            "host": self.host,
-            "benchmark": self.benchmark,
-            "recipe": self.recipe,
-            "seeds": self.seeds,
-            "rows": [
-                {name: getattr(row, name) for name in ("setting", "metric", "values", "mean", "deviation")}
-                | {"test": asdict(row.test)}
-                for row in self.rows
-            ],
-            "cost": {arm: asdict(cost) for arm, cost in self.cost.items()},
-            "equal_budget": self.equal_budget,
-            "differing_settings": self.differing_settings,
-            "differing_environment": self.differing_environment,
-            "failures": self.failures,
-            "reused": self.reused,
-            "further_seeds": self.further_seeds,
-            "flashback": self.flashback,
-            "budget": self.budget,
-            "sentence": self.sentence,
-        }
+        rows = [
+            {name: getattr(row, name) for name in ("setting", "metric", "values", "mean", "deviation")}
+            | {"test": asdict(row.test)}
+            for row in self.rows
+        ]
+        fields = {name: getattr(self, name) for name in FIELDS}
+        return fields | {"rows": rows, "cost": {arm: asdict(cost) for arm, cost in self.cost.items()}}
 
 
 def compare_methods(left: Method, right: Method) -> Comparison:
