@@ -93,7 +93,7 @@ def test_a_run_closes_its_trackers_however_it_ends(tmp_path: Path, wandb: FakeWa
 
 
 def test_trackers_need_a_folder() -> None:
-    with pytest.raises(FlashbackError, match=r"trackers write into the folder of a run; give one \(out\)"):
+    with pytest.raises(FlashbackError, match=r"trackers write into the folder of a run; give one \(out=\)"):
         fb.run(fb.configure("finetune"), track=["tensorboard"])
 
 
