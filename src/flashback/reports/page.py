@@ -135,9 +135,9 @@ def describe(pairing: Comparison, points: int, cells: int, methods: int) -> dict
         "views": {setting: view(pairing.methods, setting, cells) for setting in SETTINGS},
         "losses": {arm: losses(curve) for arm, curve in curves.items() if curve is not None},
         "confusion": {
-            arm: {"classes": found[0], "matrix": [rounded(row) for row in found[1]]}
-            for arm, found in confusions.items()
-            if found is not None and len(found[0]) ** 2 * methods <= CONFUSION_CELLS
+            arm: {"classes": confusion[0], "matrix": [rounded(row) for row in confusion[1]]}
+            for arm, confusion in confusions.items()
+            if confusion is not None and len(confusion[0]) ** 2 * methods <= CONFUSION_CELLS
         },
         "config": configuration(pairing.methods),
     }

@@ -262,7 +262,7 @@ def plot_matrices(pairing: Comparison, setting: str) -> Figure:
 def plot_confusion(pairing: Comparison) -> Figure | None:
     """Classes confused after the last task, in percent of the true class, where the records have it."""
     confusions = {ARM_TITLES[m.arm]: mean_confusion(list(m.runs.values())) for m in pairing.methods}
-    known = {title: found for title, found in confusions.items() if found is not None}
+    known = {title: confusion for title, confusion in confusions.items() if confusion is not None}
     if not known:
         return None
     names = next(iter(known.values()))[0]

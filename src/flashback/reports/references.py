@@ -59,8 +59,8 @@ class References:
     def beside(self, comparison: Comparison) -> list[Reference]:
         return [one for one in self.values if one.is_about(comparison) and one.metric in comparison.metric_names]
 
-    def not_run_here(self, shown: list[Reference]) -> list[str]:
-        tables = {(one.where, one.benchmark) for one in shown}
+    def not_run_here(self, values: list[Reference]) -> list[str]:
+        tables = {(one.where, one.benchmark) for one in values}
         beside = [one for one in self.others if (one.where, one.benchmark) in tables]
         return [
             f"{one.host} on {one.benchmark}, {SETTING_TITLES[one.setting]} {TITLES[one.metric][1]}: {one.text(HOST)} "

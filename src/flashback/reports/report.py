@@ -58,9 +58,9 @@ class Report:
     references: References = field(default_factory=References)
 
     @classmethod
-    def of(cls, found: Runs, **options: object) -> Report:
-        methods = group_methods(found.runs)
-        return cls(methods, pair_arms(methods), found.similarities, found.skipped, **options)  # type: ignore[arg-type]
+    def of(cls, result: Runs, **options: object) -> Report:
+        methods = group_methods(result.runs)
+        return cls(methods, pair_arms(methods), result.similarities, result.skipped, **options)  # type: ignore[arg-type]
 
     @property
     def comparisons(self) -> list[Comparison]:

@@ -85,11 +85,11 @@ def mean_confusion(runs: Sequence[Run]) -> tuple[list[str], Array] | None:
         counts = run.confusion()
         if counts is None or not counts:
             return None
-        matrix, own = np.array(counts, dtype=np.float64), run.class_names[: len(counts)]
+        matrix, classes = np.array(counts, dtype=np.float64), run.class_names[: len(counts)]
         names = names[: len(counts)]
-        if len(own) != len(counts) or sorted(own) != sorted(names) or len(set(own)) < len(own):
+        if len(classes) != len(counts) or sorted(classes) != sorted(names) or len(set(classes)) < len(classes):
             return None
-        order = [own.index(name) for name in names]
+        order = [classes.index(name) for name in names]
         totals = matrix.sum(axis=1, keepdims=True)
         matrices.append((100 * matrix / np.where(totals > 0, totals, np.nan))[np.ix_(order, order)])
     return names, np.asarray(np.mean(matrices, axis=0))

@@ -100,11 +100,11 @@ def arms_table(report: Report) -> Table:
     def rows(setting: str) -> Rows:
         result = []
         for pairing in report.comparisons:
-            found = [pairing.row(setting, m) if m in pairing.metric_names else None for m in report.metrics]
+            cells = [pairing.row(setting, m) if m in pairing.metric_names else None for m in report.metrics]
             result += [
-                [pairing.name, ARM_TITLES[HOST], *(sample_text(row.left) if row else ABSENT for row in found)],
-                [pairing.name, ARM_TITLES[FLASHBACK], *(sample_text(row.right) if row else ABSENT for row in found)],
-                [pairing.name, "difference", *map(change, found)],
+                [pairing.name, ARM_TITLES[HOST], *(sample_text(row.left) if row else ABSENT for row in cells)],
+                [pairing.name, ARM_TITLES[FLASHBACK], *(sample_text(row.right) if row else ABSENT for row in cells)],
+                [pairing.name, "difference", *map(change, cells)],
             ]
         return result
 
@@ -205,12 +205,12 @@ def references_table(report: Report) -> Table:
         return result
 
     columns = [f"{what}, {whose}" for what in ("host", "flashback", "difference") for whose in ("published", "here")]
-    shown = [reference for _, reference in report.references_beside]
+    references = [reference for _, reference in report.references_beside]
     notes = [
         "Only runs on all tasks and training images, with the epochs of their recipe, are shown here. Other settings "
         "may differ from the published ones. A quoted value comes from an earlier publication.",
-        *dict.fromkeys(f"{one.host}: {one.note}" for one in shown if one.note),
-        *(f"Not run here: {sentence}" for sentence in report.references.not_run_here(shown)),
+        *dict.fromkeys(f"{one.host}: {one.note}" for one in references if one.note),
+        *(f"Not run here: {sentence}" for sentence in report.references.not_run_here(references)),
     ]
     return Table("Published values", ("method", "metric", "published in", *columns), 3, by_setting(rows), notes)
 

@@ -40,7 +40,9 @@ def distinct_names(
         changes: The keys that a reader should know of each, such as those that differ from a recipe.
     """
     varying = varying_keys(settings)
-    keys = [[key for key in in_order(dict.fromkeys(own)) if key in varying] for own in changes or [[] for _ in titles]]
+    keys = [
+        [key for key in in_order(dict.fromkeys(some)) if key in varying] for some in changes or [[] for _ in titles]
+    ]
     names = list(map(_name, titles, settings, keys))
     for name, count in Counter(names).items():
         if count > 1:
@@ -76,10 +78,10 @@ def in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _name(title: str, settings: Mapping[str, Any], changes: Sequence[str], needed: Sequence[str] = ()) -> str:
     optional = [key for key in changes if key not in needed]
-    shown = {*needed, *optional[: max(0, MOST_SETTINGS - len(needed))]}
-    keys = [key for key in in_order(dict.fromkeys([*changes, *needed])) if key in shown]
+    chosen = {*needed, *optional[: max(0, MOST_SETTINGS - len(needed))]}
+    keys = [key for key in in_order(dict.fromkeys([*changes, *needed])) if key in chosen]
     words = [setting_in_words(key, settings[key]) for key in keys if settings.get(key) != UNNAMED.get(key)]
-    rest = f" and {len(optional) - len(shown) + len(needed)} more" if len(shown) < len(optional) + len(needed) else ""
+    rest = f" and {len(optional) - len(chosen) + len(needed)} more" if len(chosen) < len(optional) + len(needed) else ""
     return f"{title} ({', '.join(words)}{rest})" if words else title
 
 

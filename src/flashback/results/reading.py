@@ -47,19 +47,19 @@ def read_runs(folders: Folders, labels: Mapping[str, str | Path] | None = None) 
         FlashbackError: A folder does not exist, or no run lies below the folder of a label.
     """
     roots = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
-    found, seen = Runs(), set[Path]()
+    result, seen = Runs(), set[Path]()
     for root in roots:
         require(root.is_dir(), f"{root} is not a folder; give folders with finished runs")
         before = len(seen)
         for path in marked_folders(root):
             if path.resolve() not in seen:
                 seen.add(path.resolve())
-                read_into(found, path, name_of(path, root, alone=len(roots) == 1))
+                read_into(result, path, name_of(path, root, alone=len(roots) == 1))
         if len(seen) == before and len(roots) > 1:
-            found.skipped.setdefault(str(root), "holds no run that was not read already")
-    found.runs = with_labels(same_spelling(found.runs), labels or {})
-    drop_repetitions(found)
-    return found
+            result.skipped.setdefault(str(root), "holds no run that was not read already")
+    result.runs = with_labels(same_spelling(result.runs), labels or {})
+    drop_repetitions(result)
+    return result
 
 
 def marked_folders(root: Path) -> Iterator[Path]:
@@ -76,18 +76,18 @@ def name_of(path: Path, root: Path, alone: bool) -> str:
     return path.relative_to(root).as_posix() if path != root else root.resolve().name
 
 
-def read_into(found: Runs, path: Path, name: str) -> None:
+def read_into(result: Runs, path: Path, name: str) -> None:
     try:
         if (path / SIMILARITY).exists():
-            found.similarities.append(read_similarity(path, name))
+            result.similarities.append(read_similarity(path, name))
     except FlashbackError as error:
-        found.skipped[f"{name}/{SIMILARITY}"] = str(error)
+        result.skipped[f"{name}/{SIMILARITY}"] = str(error)
     if not any((path / mark).exists() for mark in MARKS) or (path / STUDY).exists():
         return
     try:
-        found.runs.append(read_run(path, name))
+        result.runs.append(read_run(path, name))
     except FlashbackError as error:
-        found.skipped[name] = str(error).removeprefix(f"{path} is not a run record: ").removeprefix(f"{path}/")
+        result.skipped[name] = str(error).removeprefix(f"{path} is not a run record: ").removeprefix(f"{path}/")
 
 
 def same_spelling(runs: Sequence[Run]) -> list[Run]:
@@ -109,13 +109,13 @@ def with_labels(runs: Sequence[Run], labels: Mapping[str, str | Path]) -> list[R
     return labelled
 
 
-def drop_repetitions(found: Runs) -> None:
+def drop_repetitions(result: Runs) -> None:
     first: dict[tuple[str, int], Run] = {}
-    for run in found.runs:
+    for run in result.runs:
         earlier = first.setdefault((method_key(run), run.seed), run)
         if earlier is not run:
-            found.skipped[run.name] = f"repeats {earlier.name}: the same configuration and seed"
-    found.runs = list(first.values())
+            result.skipped[run.name] = f"repeats {earlier.name}: the same configuration and seed"
+    result.runs = list(first.values())
 
 
 # ---------------------------------------------------------------- one run
