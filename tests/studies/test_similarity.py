@@ -77,6 +77,7 @@ def test_a_network_that_names_no_layers_is_told_so(monkeypatch: pytest.MonkeyPat
         layers_of(quick_host("finetune"))
 
 
+@pytest.mark.slow
 def test_data_of_ones_own_are_the_same_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = write_tiny(tmp_path / "data" / "tiny.npz")
@@ -158,6 +159,7 @@ def with_settings(run: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_runs_on_other_benchmarks_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     config = yaml.safe_load((runs["host"] / "config.yaml").read_text(encoding="utf-8"))
     other = with_settings(runs["host"], tmp_path / "other", benchmark=config["benchmark"] | {"name": "split-cifar10"})
@@ -172,6 +174,7 @@ def test_another_seed_is_told(runs: dict[str, Path], tmp_path: Path) -> None:
     assert found["seeds"] == {"host": 1, "flashback": 0, "reference": 0}
 
 
+@pytest.mark.slow
 def test_a_host_that_predicts_with_several_modules_is_refused() -> None:
     for name, refused in (("beef", True), ("beef-compress", False), ("foster", False)):
         host = quick_host(name, **small_settings(name))

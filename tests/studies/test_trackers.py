@@ -142,7 +142,10 @@ def shown(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
 # Events: task, stage, three epochs, evaluation; again. With a checkpoint after every epoch the run goes on from the
 # very event; with one after the third, between epoch and evaluation at the same step; with one after every second,
 # epochs that a tracker has seen happen again.
-@pytest.mark.parametrize(("checkpoint", "stop"), [(1, 3), (2, 5), (2, 10), (3, 5), (3, 11)])
+@pytest.mark.parametrize(
+    ("checkpoint", "stop"),
+    [(2, 5), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 3), (2, 10), (3, 5), (3, 11)))],
+)
 def test_a_resumed_run_shows_what_an_undisturbed_one_does(
     tmp_path: Path, shown: tuple[str, Any], checkpoint: int, stop: int
 ) -> None:

@@ -61,6 +61,7 @@ def test_the_best_choice_becomes_a_recipe(fake_runs: list[Any], tmp_path: Path) 
     assert replace(config, recipe="controlled") == shipped  # tested on the test images, with all that was given
 
 
+@pytest.mark.slow
 def test_the_recipe_is_found_by_any_path_of_the_data(
     fake_runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +249,7 @@ def test_a_choice_that_is_the_recipes_own_runs_once(runs_of_the_host: list[Any],
     assert best.host_accuracy in [trial["accuracy"] for trial in best.trials]
 
 
+@pytest.mark.slow
 def test_flashback_is_tuned_on_top_of_a_tuned_host(runs_of_the_host: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     first = tune("lwf-mc", out=tmp_path / "host", over=RATES, trials=9, settings=BOTH)
