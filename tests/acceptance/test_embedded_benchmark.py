@@ -13,6 +13,7 @@ import pytest
 
 from flashback import configure, run
 
+pytestmark = pytest.mark.slow
 SEEDS = (0, 1, 2)
 SHORTER: dict[str, dict[str, Any]] = {  # than their recipes: enough to tell, and quick
     "icarl": {"training__epochs": 4},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashback.config import (
@@ -205,6 +205,7 @@ def run_configs() -> st.SearchStrategy[RunConfig]:
     )
 
 
+@settings(max_examples=25)
 @given(run_configs())
 def test_a_configuration_survives_yaml(config: RunConfig) -> None:
     """config.yaml starts the same run again."""

@@ -280,7 +280,9 @@ def test_config_yaml_is_plain(dataset: Path, tmp_path: Path) -> None:
     assert yaml.safe_load(text)["benchmark"]["sizes"] == [2, 2]
 
 
-@pytest.mark.parametrize(("given", "used"), [("", "smallcnn"), ("resnet32", "resnet32")])
+@pytest.mark.parametrize(
+    ("given", "used"), [("", "smallcnn"), pytest.param("resnet32", "resnet32", marks=pytest.mark.slow)]
+)
 def test_a_run_names_its_network_whoever_chose_it(given: str, used: str, tmp_path: Path) -> None:
     settings = {"benchmark.tasks": 1, "training.epochs": 1, "training.batch_size": 200, "host.net": given}
     flashback.run(configure("finetune", settings=settings), out=tmp_path / "run", device="cpu")

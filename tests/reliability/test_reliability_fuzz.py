@@ -35,6 +35,7 @@ from flashback.studies.comparison import conclude
 from flashback.studies.jobs import Job, RunContext
 from flashback.training import Checkpoints, Trainer, build_method
 
+pytestmark = pytest.mark.slow
 QUICK = settings(max_examples=int(os.environ.get("EXAMPLES", "60")), suppress_health_check=list(HealthCheck))
 odd = st.sampled_from(  # the first is too large for 32 bits, and as a size for the memory of any machine
     [2**45, 2**62, 2**63, -(2**63), 2**80, 1e308, 1e-320, float("nan"), float("inf"), -0.0, "", "\0", "𝕏"]

@@ -14,6 +14,7 @@ import torch
 
 import flashback
 
+pytestmark = pytest.mark.slow
 FAMILIES = ("icarl", "lwf-mc", "oewc", "foster")
 ROOT = Path(__file__).parents[2]
 

@@ -72,7 +72,9 @@ def unchanged_handlers() -> Iterator[None]:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_ends_a_run_after_its_step(
     dataset: Path, tmp_path: Path, whole: dict[str, Any], during: Any, number: signal.Signals, monkeypatch: Any
 ) -> None:
@@ -148,6 +150,7 @@ def next_word(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip()
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_command(dataset: Path, tmp_path: Path) -> None:
     settings = ("benchmark.sizes=[2,3,2]", "training.epochs=100000", "training.batch_size=8", "training.lr=0.01")
     options = [word for setting in settings for word in ("--set", setting)]
@@ -164,6 +167,7 @@ def test_sigterm_to_the_command(dataset: Path, tmp_path: Path) -> None:
     assert state.values["position"]["epoch"] >= 1
 
 
+@pytest.mark.slow
 def test_a_second_signal_to_the_command(dataset: Path, tmp_path: Path) -> None:
     """Of the other kind, in the middle of a step that takes ten minutes."""
     (tmp_path / "slow.py").write_text(SLOW_HOST)
@@ -176,6 +180,7 @@ def test_a_second_signal_to_the_command(dataset: Path, tmp_path: Path) -> None:
         assert run.wait() == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_parent_of_several_runs() -> None:
     """Its processes are stopped in good order; killed by the signal, it would leave them alone."""
     pids: list[int] = []
@@ -194,6 +199,7 @@ def test_sigterm_to_the_parent_of_several_runs() -> None:
         os.kill(pids[0], 0)
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_does_not_matter_under_nohup() -> None:
     seen: list[Any] = []
 
@@ -212,6 +218,7 @@ def test_a_closed_terminal_does_not_matter_under_nohup() -> None:
     assert seen[0] == {"event": "answer"}
 
 
+@pytest.mark.slow
 def test_one_process_that_is_stopped_leaves_the_others_alone() -> None:
     def watch(name: str) -> Callable[[Any], None]:
         return lambda event: os.kill(event["pid"], signal.SIGTERM) if "pid" in event else None
@@ -228,6 +235,7 @@ compare("lwf-mc", seeds=[0, 1], jobs=2, out=out, settings={"training.epochs": 2,
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     with python(tmp_path / "script.py") as script:
@@ -249,6 +257,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_in_one_folder(dataset: Path, tmp_path: Path) -> None:
     """The second is refused before it has written anything; when the first has died, its lock is free."""
     folder = tmp_path / "run"

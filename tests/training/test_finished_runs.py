@@ -245,6 +245,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
             quick_config("icarl", training__epochs=value)
 
 
+@pytest.mark.slow
 def test_seeds_may_be_numbers_of_numpy(tmp_path: Path) -> None:
     settings = {"benchmark.tasks": 2, "training.epochs": 1, "flashback.second_epochs": 1, "training.batch_size": 500}
     comparison = fb.compare("lwf-mc", seeds=np.arange(1, 2), out=tmp_path, settings=settings, device="cpu")  # type: ignore[arg-type]

@@ -19,6 +19,9 @@ from flashback.hosts import HOSTS
 from flashback.training import running
 from helpers import tiny_benchmark, write_tiny
 
+ONE_OF_A_FAMILY = ("icarl", "der++", "oewc", "foster")
+EVERY_HOST = [name if name in ONE_OF_A_FAMILY else pytest.param(name, marks=pytest.mark.slow) for name in HOSTS]
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -35,7 +38,7 @@ def trained(host: str, flashback: bool = False, **changes: Any) -> fb.TrainingRe
     return fb.run(config, out="out", device="cpu")
 
 
-@pytest.mark.parametrize("host", list(HOSTS))
+@pytest.mark.parametrize("host", EVERY_HOST)
 def test_every_host_predicts_without_its_data(here: Path, host: str) -> None:
     trained(host, flashback=HOSTS[host].has_knowledge)
     whole = fb.load_benchmark("tiny.npz", sizes=[2, 3, 2], order=3)

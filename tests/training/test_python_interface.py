@@ -36,6 +36,7 @@ def test_a_host_is_built_where_a_run_would_train_it(monkeypatch: pytest.MonkeyPa
     assert host.device == torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_a_device_may_be_one_of_torch_everywhere(tmp_path: Path) -> None:
     here = torch.device("cpu")
     settings = {"benchmark.tasks": 2, "training.epochs": 1, "flashback.second_epochs": 1, "training.batch_size": 500}

@@ -13,8 +13,11 @@ from flashback.benchmarks.mapped_images import MappedImages
 from flashback.conformance import short_settings
 from flashback.hosts import HOSTS
 
+ONE_OF_A_FAMILY = ("icarl", "der++", "oewc", "foster")
+EVERY_HOST = [name if name in ONE_OF_A_FAMILY else pytest.param(name, marks=pytest.mark.slow) for name in HOSTS]
 
-@pytest.mark.parametrize("name", list(HOSTS))
+
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_every_host_learns_the_same_from_a_folder_as_from_arrays(tmp_path: Path, name: str) -> None:
     generator = np.random.default_rng(0)
     arrays: dict[str, np.ndarray] = {}
