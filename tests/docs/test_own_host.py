@@ -127,7 +127,7 @@ def test_a_file_is_loaded_once(workplace: Path) -> None:
     Path("other.py").write_text(blocks("python")[0].replace('"logit-anchor"', '"other"'))
     assert load_host_file("other.py") == ["other"]
     Path("copy.py").write_text(blocks("python")[0])
-    with pytest.raises(FlashbackError, match="taken already"):
+    with pytest.raises(FlashbackError, match="is taken"):
         load_host_file("copy.py")
 
 

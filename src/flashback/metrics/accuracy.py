@@ -138,10 +138,10 @@ def stability_plasticity_ratio(matrix: Matrix, variant: Variant = "chaudhry") ->
 
 
 def class_accuracies(confusion: Sequence[Sequence[int]] | NDArray[Any]) -> list[float | None]:
-    """Accuracy of each class in percent, 100 C[c][c] / sum_p C[c][p], from a confusion matrix.
+    """Accuracy of each class in percent, `100 C[c][c] / sum_p C[c][p]`, from a confusion matrix.
 
     Args:
-        confusion: C[c][p] is the number of images of class c that were predicted as class p.
+        confusion: `C[c][p]` is the number of images of class c that were predicted as class p.
 
     Returns:
         One accuracy per class; None for a class without images.
