@@ -12,7 +12,7 @@ import torch
 from flashback.studies import jobs as jobs_module
 from flashback.studies import packing
 from flashback.studies.packing import jobs_at_a_time, portion, sharing_gpu
-from flashback.training.environment import PORTION, share_of
+from flashback.training.environment import PORTION, rounding_of
 
 GIB = 1 << 30
 
@@ -63,10 +63,10 @@ def test_a_run_that_goes_on_has_the_portion_it_began_with(monkeypatch: pytest.Mo
 
 def test_the_record_names_the_portion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PORTION, "25")
-    assert share_of(torch.device("cuda")) == {"portion": "25"}
+    assert rounding_of(torch.device("cuda"))["portion"] == "25"
     monkeypatch.delenv(PORTION)
-    assert share_of(torch.device("cuda")) == {"portion": "100"}
-    assert "portion" not in share_of(torch.device("cpu"))
+    assert rounding_of(torch.device("cuda"))["portion"] == "100"
+    assert "portion" not in rounding_of(torch.device("cpu"))
 
 
 # ---------------------------------------------------------------- MPS
