@@ -159,12 +159,17 @@ fb.resume(sys.argv[1], device="cpu")
 """
 
 
-def test_other_cpu_instructions_are_noticed(data: Path, tmp_path: Path) -> None:
+def test_a_record_names_instructions_threads_and_libraries(data: Path, tmp_path: Path) -> None:
     folder = stopped(config_of(data), tmp_path / "run")
     must_match = json.loads((folder / "run.json").read_text())["must_match"]
     assert must_match["instructions"] == torch.backends.cpu.get_cpu_capability()
     assert must_match["threads"] == 1
     assert must_match["blas"]
+
+
+@pytest.mark.slow
+def test_other_cpu_instructions_are_noticed(data: Path, tmp_path: Path) -> None:
+    folder = stopped(config_of(data), tmp_path / "run")
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", OTHER_INSTRUCTIONS, str(folder)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)

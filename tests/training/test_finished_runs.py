@@ -72,6 +72,8 @@ def test_a_finished_run_of_other_settings_is_refused(here: Path, change: dict[st
     with pytest.raises(fb.FlashbackError, match=said):
         fb.run(short("data/tiny.npz", **change), out="out", device="cpu")
     fb.run(short("data/tiny.npz", **{"checkpoint.minutes": 9.0}), out="out", device="cpu")  # changes nothing of a run
+    with pytest.raises(fb.FlashbackError, match=r"^the run in out is finished; there is nothing to resume$"):
+        fb.resume("out", device="cpu")
 
 
 def test_a_finished_run_on_other_data_is_refused(here: Path) -> None:

@@ -64,7 +64,10 @@ def test_a_run_that_takes_over_a_first_task_keeps_its_model_too(host: str) -> No
     assert '"took_over_first_task": true' in Path("out/run.json").read_text()
 
 
-@pytest.mark.parametrize("at", [("stage", 1), ("epoch", 1), ("evaluation", 0), ("evaluation", 1), ("stage", 2)])
+MOMENTS = [("epoch", 1), ("evaluation", 0), ("evaluation", 1), ("stage", 2)]
+
+
+@pytest.mark.parametrize("at", [("stage", 1), *(pytest.param(at, marks=pytest.mark.slow) for at in MOMENTS)])
 def test_a_run_that_was_interrupted_has_them_all(at: tuple[str, int]) -> None:
     def stop(event: Any) -> None:
         if (event["event"], event["task"]) == at:
