@@ -140,7 +140,10 @@ def read_evidence() -> Evidence:
     for run in read.runs:
         folder, _, host, _, variant, arm, _ = run.name.split("/")
         groups.setdefault("/".join([folder, host, *([] if variant == "recipe" else [variant]), arm]), []).append(run)
-    methods = {path: Method.of(runs, path) for path, runs in groups.items()}
+    methods = {
+        path: Method(runs[0].config, {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}, path)
+        for path, runs in groups.items()
+    }
     paper = yaml.safe_load(PAPER.read_text(encoding="utf-8"))
     return Evidence(methods, {one.host: one for one in read.similarities}, paper)
 

@@ -270,8 +270,8 @@ def test_charts_say_what_the_runs_say(report: Path, browser: Any, look: Look) ->
     plot(browser, "curve").send_keys(Keys.END)
     row = pairing.row(SETTINGS[0])
     assert tip(browser).splitlines()[0] == "after task 10"
-    assert f"host {row.mean['host']:.2f}" in tip(browser)
-    assert f"with flashback {row.mean['flashback']:.2f}" in tip(browser)
+    assert f"host {row.left.mean:.2f}" in tip(browser)
+    assert f"with flashback {row.right.mean:.2f}" in tip(browser)
     plot(browser, "losses").send_keys(Keys.HOME)
     assert tip(browser).splitlines() == ["task 1, learn, epoch 1 of 6", "task 1.5"]
 

@@ -48,7 +48,7 @@ def test_all_methods_of_a_benchmark_are_in_one_chart(tmp_path: Path) -> None:
     for pairing, arms in zip(report.pairings, (drawn[:2], drawn[2:4], drawn[4:]), strict=True):
         ends = [line.get_ydata()[-1] for line in arms]
         row = pairing.row("class_incremental")
-        assert ends == pytest.approx([row.mean["host"], row.mean["flashback"]])
+        assert ends == pytest.approx([row.left.mean, row.right.mean])
         assert arms[0].get_color() == arms[1].get_color()
     names = [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]
     assert names[0] == "icarl"
@@ -102,7 +102,7 @@ def test_accuracy_is_drawn_against_the_one_number_that_was_varied(tmp_path: Path
     for arm, container in zip(("host", "flashback"), axes.containers, strict=True):
         x, y = container.lines[0].get_data()
         assert list(x) == [100, 400]
-        own = [method.mean(setting=SETTINGS[0]) for method in methods if method.arm == arm]
+        own = [method.sample(setting=SETTINGS[0]).mean for method in methods if method.arm == arm]
         assert sorted(y) == pytest.approx(sorted(value for value in own if value is not None))
     write_comparison(tmp_path / "more", seeds=1, host__memory_size=200, training__lr=0.9)
     assert grids(read_report([tmp_path])) == {}

@@ -20,8 +20,8 @@ from flashback.reports.words import (
     number,
     plural,
     probability,
+    sample_text,
     signed,
-    spread,
     unmatched_seeds,
     unvalued_seeds,
 )
@@ -77,7 +77,7 @@ def comparison_table(comparison: Comparison, width: int) -> Table:
 
 
 def row_cells(row: Row) -> list[str]:
-    means = [spread(row.mean[arm], row.deviation[arm]) for arm in ARMS]
+    means = [sample_text(sample) for sample in (row.left, row.right)]
     return [*means, signed(row.test.difference), interval(row.test), probability(row.test.p)]
 
 

@@ -113,7 +113,7 @@ class Report:
     def ranked(self, setting: str) -> dict[str, list[Method]]:
         """The methods by name of their protocol, best first: only on the same protocol is one better than another."""
         groups: dict[str, list[Method]] = {name: [] for name in self.protocols.values()}
-        for method in sorted(self.methods, key=lambda method: -(method.mean(setting=setting) or 0)):
+        for method in sorted(self.methods, key=lambda method: -(method.sample(setting=setting).mean or 0)):
             groups[self.protocols[method.protocol]].append(method)
         return groups
 

@@ -11,7 +11,7 @@ from flashback.metrics.formatting import number as number
 from flashback.metrics.formatting import probability as probability
 from flashback.metrics.formatting import signed as signed
 from flashback.metrics.statistics import interval as interval
-from flashback.records.terms import FLASHBACK, HOST
+from flashback.records.terms import ARMS, FLASHBACK, HOST
 from flashback.results import Comparison, Sample
 
 HIGHER_IS_BETTER = METRICS | OVER_IMAGES
@@ -76,7 +76,12 @@ def direction(metric: str, difference: float | None) -> str:
 
 def unmatched_seeds(comparison: Comparison) -> str:
     """Name the seeds that count for a mean but not for the difference; empty where both arms have the same."""
-    alone = _by_arm(comparison.unmatched)
+    seeds = {HOST: comparison.left.runs.keys(), FLASHBACK: comparison.right.runs.keys()}
+    alone = (
+        ""
+        if comparison.is_single
+        else _by_arm({arm: sorted(seeds[arm] - set(comparison.common_seeds)) for arm in ARMS})
+    )
     return f"Seeds of only one arm ({alone}) count for its mean, not for the difference and its test." if alone else ""
 
 
@@ -113,5 +118,5 @@ def missing_values(comparison: Comparison, metrics: Sequence[str]) -> list[str]:
 
 
 def _by_arm(seeds: Mapping[str, Sequence[int]]) -> str:
-    words = {arm: f"seed{'s' * (len(some) > 1)} {', '.join(map(str, some))}" for arm, some in seeds.items()}
+    words = {arm: f"seed{'s' * (len(some) > 1)} {', '.join(map(str, some))}" for arm, some in seeds.items() if some}
     return "; ".join(f"{ARM_TITLES[arm]}: {text}" for arm, text in words.items())

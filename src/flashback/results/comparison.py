@@ -39,32 +39,16 @@ class Row:
             return cls(setting, metric, Sample(left.values), Sample(right.values), paired_test({}, {}))
         return cls(setting, metric, left, right, paired_test(left.values, right.values))
 
-    @property
-    def values(self) -> dict[str, dict[int, float | None]]:
-        """By arm, where the host is on the left and flashback on the right; so are mean and deviation."""
-        return {HOST: self.left.values, FLASHBACK: self.right.values}
-
-    @property
-    def mean(self) -> dict[str, float | None]:
-        return {HOST: self.left.mean, FLASHBACK: self.right.mean}
-
-    @property
-    def deviation(self) -> dict[str, float | None]:
-        return {HOST: self.left.deviation, FLASHBACK: self.right.deviation}
-
-    @property
-    def pairs(self) -> list[tuple[float, float]]:
-        """Left and right value at every seed for which both have one."""
-        return [
-            (left, right)
-            for seed, left in self.left.values.items()
-            if left is not None and (right := self.right.values.get(seed)) is not None
-        ]
+    def by_arm(self, name: str) -> dict[str, Any]:
+        """values, mean or deviation, where the host is on the left and flashback on the right."""
+        return {HOST: getattr(self.left, name), FLASHBACK: getattr(self.right, name)}
 
     @property
     def paired_means(self) -> tuple[float | None, float | None]:
-        """Both means over the seeds of the pairs; they differ by exactly the difference that is tested."""
-        left, right = (mean([pair[k] for pair in self.pairs]) for k in (0, 1))
+        """Both means over the seeds with both values; they differ by exactly the difference that is tested."""
+        pairs = [(value, self.right.values.get(seed)) for seed, value in self.left.values.items()]
+        complete = [pair for pair in pairs if None not in pair]
+        left, right = (mean([pair[k] for pair in complete]) for k in (0, 1))  # type: ignore[misc]
         return left, right
 
 
@@ -190,15 +174,6 @@ class Comparison:
         first, second = config.flashback.split(config.training.epochs)
         return f"alpha_p {config.flashback.alpha:g}, E1 {first} of {first + second} epochs a task"
 
-    @property
-    def unmatched(self) -> dict[str, list[int]]:
-        """The seeds that only one arm has, by arm; empty where one side has no runs."""
-        alone = {
-            HOST: sorted(self.left.runs.keys() - self.right.runs),
-            FLASHBACK: sorted(self.right.runs.keys() - self.left.runs),
-        }
-        return {arm: seeds for arm, seeds in alone.items() if seeds and not self.is_single}
-
     def outcome(self, setting: str = CLASS_INCREMENTAL) -> str:
         """The paired test of average accuracy: better, worse, alike or untested."""
         test = self.row(setting).test
@@ -229,20 +204,17 @@ class Comparison:
     def table(self) -> list[dict[str, Any]]:
         """A flat row for every setting and metric, for a data frame; `rows` has the values of every seed."""
         return [
-            {
-                "setting": row.setting,
-                "metric": row.metric,
-                **{f"{arm}_mean": row.mean[arm] for arm in ARMS},
-                **{f"{arm}_deviation": row.deviation[arm] for arm in ARMS},
-                **{name: getattr(row.test, name) for name in ("difference", "low", "high", "p", "pairs")},
-            }
+            {"setting": row.setting, "metric": row.metric}
+            | {f"{arm}_{name}": value for name in ("mean", "deviation") for arm, value in row.by_arm(name).items()}
+            | {name: getattr(row.test, name) for name in ("difference", "low", "high", "p", "pairs")}
             for row in self.rows
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """What comparison.json holds."""
         rows = [
-            {name: getattr(row, name) for name in ("setting", "metric", "values", "mean", "deviation")}
+            {"setting": row.setting, "metric": row.metric}
+            | {name: row.by_arm(name) for name in ("values", "mean", "deviation")}
             | {"test": asdict(row.test)}
             for row in self.rows
         ]
@@ -272,7 +244,9 @@ def pair_arms(methods: Sequence[Method]) -> list[Comparison]:
         with_flashback = [method for method in group if method.arm == FLASHBACK]
         for right in with_flashback or [empty_arm(group[0], FLASHBACK)]:
             pairs.append(Comparison(host or empty_arm(right, HOST), right))
-    return sorted(name_comparisons(pairs), key=weight)
+    names = pair_names(pairs)
+    named = [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
+    return sorted(named, key=lambda pair: (not pair.is_whole, -len(pair.common_seeds), pair.benchmark, pair.name))
 
 
 def empty_arm(method: Method, arm: str) -> Method:
@@ -292,14 +266,9 @@ def join_published(groups: Sequence[list[Method]]) -> list[list[Method]]:
     return [group for group in groups if id(group) not in used] + [first + second for first, second in joined]
 
 
-def name_comparisons(pairs: Sequence[Comparison]) -> list[Comparison]:
+def pair_names(pairs: Sequence[Comparison]) -> list[str]:
     runs = [pair.methods[-1].any_run for pair in pairs]
     several = len({run.benchmark for run in runs}) > 1
     titles = [method_title(run, several, with_arm=False) for run in runs]
     changes = [[] if run.label else list(pair.changes) for run, pair in zip(runs, pairs, strict=True)]
-    names = distinct_names(titles, [distinguishing(run) for run in runs], changes)
-    return [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
-
-
-def weight(pair: Comparison) -> tuple[bool, int, str, str]:
-    return not pair.is_whole, -len(pair.common_seeds), pair.benchmark, pair.name
+    return distinct_names(titles, [distinguishing(run) for run in runs], changes)

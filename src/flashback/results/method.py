@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from flashback.metrics import deviation, mean
-from flashback.records.terms import CLASS_INCREMENTAL, FLASHBACK, HOST
-from flashback.results.departures import departures, shortens
-from flashback.results.naming import distinct_names, distinguishing, method_title
-from flashback.results.run import Run, flatten, resolve
+from flashback.records.terms import CLASS_INCREMENTAL, FLASHBACK
+from flashback.results.naming import departures, distinct_names, distinguishing, method_title, shortens
+from flashback.results.run import Configured, Run
 
 NOT_SETTINGS = ("seed", "flashback", "checkpoint")  # may differ between the runs that are compared
 
@@ -51,49 +50,20 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Configured):
     """Runs of one configuration by seed; there may be none where all have failed."""
 
     config: Mapping[str, Any]
     runs: dict[int, Run] = field(default_factory=dict)
     name: str = ""
 
-    @classmethod
-    def of(cls, runs: Iterable[Run], name: str = "") -> Method:
-        by_seed = {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
-        return cls(next(iter(by_seed.values())).record.config, by_seed, name)
-
     @property
     def any_run(self) -> Run:
         return next(iter(self.runs.values()))
 
     @property
-    def host(self) -> str:
-        return str(self.config["host"]["name"])
-
-    @property
-    def benchmark(self) -> str:
-        return str(self.config["benchmark"]["name"])
-
-    @property
-    def recipe(self) -> str:
-        return str(self.settings["recipe"])
-
-    @property
-    def arm(self) -> str:
-        return FLASHBACK if self.config["flashback"]["enabled"] else HOST
-
-    @property
     def label(self) -> str:
         return next((run.label for run in self.runs.values() if run.label), "")
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        return resolve(self.config)
-
-    @cached_property
-    def flat_settings(self) -> dict[str, Any]:
-        return flatten(self.settings)
 
     @property
     def seeds(self) -> list[int]:
@@ -116,9 +86,6 @@ class Method:
         self, metric: str = "average_accuracy", setting: str = CLASS_INCREMENTAL, classifier: str | None = None
     ) -> Sample:
         return Sample.of({seed: run.metric(metric, setting, classifier) for seed, run in self.runs.items()})
-
-    def mean(self, metric: str = "average_accuracy", setting: str = CLASS_INCREMENTAL) -> float | None:
-        return self.sample(metric, setting).mean
 
     @property
     def cost(self) -> Cost:
@@ -143,7 +110,7 @@ class Method:
     @property
     def is_bound(self) -> bool:
         """Whether it learned all tasks at once, so that it is an upper bound and no competitor."""
-        return self.mean("average_incremental_accuracy") is None
+        return self.sample("average_incremental_accuracy").mean is None
 
     @cached_property
     def protocol(self) -> str:
@@ -160,10 +127,8 @@ def group_methods(runs: Iterable[Run]) -> list[Method]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(method_key(run), []).append(run)
-    return name_methods([Method.of(group) for group in groups.values()])
-
-
-def name_methods(methods: Sequence[Method]) -> list[Method]:
+    by_seed = [sorted(group, key=lambda run: run.seed) for group in groups.values()]
+    methods = [Method(group[0].config, {run.seed: run for run in group}) for group in by_seed]
     several = len({method.benchmark for method in methods}) > 1
     titles = [method_title(method.any_run, several) for method in methods]
     settings = [distinguishing(method.any_run) for method in methods]

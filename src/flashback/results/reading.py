@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from flashback.benchmarks import canonical_name
 from flashback.errors import FlashbackError, require
@@ -92,17 +93,22 @@ def read_into(result: Runs, path: Path, name: str) -> None:
 
 def same_spelling(runs: Sequence[Run]) -> list[Run]:
     """A file of the user's is one benchmark, however its path was written; name and checksum identify it."""
-    first: dict[tuple[str, str], str] = {}
-    names = [
-        first.setdefault((canonical_name(run.benchmark), str(run.data["data_checksum"])), run.benchmark) for run in runs
-    ]
-    return [run if run.benchmark == name else run.with_benchmark(name) for run, name in zip(runs, names, strict=True)]
+    first: dict[tuple[str, str], Mapping[str, Any]] = {}
+    result = []
+    for run in runs:
+        key = (canonical_name(run.benchmark), str(run.data["data_checksum"]))
+        name = first.setdefault(key, run.config["benchmark"])["name"]
+        if name != run.benchmark:
+            config = {**run.config, "benchmark": {**run.config["benchmark"], "name": name}}
+            run = replace(run, record=replace(run.record, config=config))
+        result.append(run)
+    return result
 
 
 def with_labels(runs: Sequence[Run], labels: Mapping[str, str | Path]) -> list[Run]:
     labelled = list(runs)
     for label, folder in labels.items():
-        inside = [k for k, run in enumerate(runs) if run.path.resolve().is_relative_to(Path(folder).resolve())]
+        inside = [k for k, run in enumerate(runs) if run.record.path.resolve().is_relative_to(Path(folder).resolve())]
         require(bool(inside), f"no run lies below {folder}, the folder of the label {label}; name a folder with runs")
         for k in inside:
             labelled[k] = replace(labelled[k], label=label)

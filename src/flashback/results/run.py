@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from flashback.benchmarks.orders import RUN_SEED
@@ -31,8 +30,44 @@ class Epoch:
     losses: dict[str, float]
 
 
+class Configured:
+    """What a configuration says, for a run and for a method."""
+
+    config: Mapping[str, Any]
+
+    @property
+    def host(self) -> str:
+        return str(self.config["host"]["name"])
+
+    @property
+    def benchmark(self) -> str:
+        return str(self.config["benchmark"]["name"])
+
+    @property
+    def recipe(self) -> str:
+        return str(self.settings["recipe"])
+
+    @property
+    def arm(self) -> str:
+        return FLASHBACK if self.config["flashback"]["enabled"] else HOST
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The whole configuration; a setting that a later version added has its default."""
+        try:
+            return resolved(self.config)
+        except FlashbackError:  # of a host or a version that is not installed
+            return dict(self.config)
+
+    @cached_property
+    def flat_settings(self) -> dict[str, Any]:
+        """Settings by dotted key, without seed and checkpoints; those of flashback only where it is on."""
+        ignored = {"seed", "checkpoint"} | (set() if self.arm == FLASHBACK else {"flashback"})
+        return dotted({key: value for key, value in self.settings.items() if key not in ignored})
+
+
 @dataclass(frozen=True)
-class Run:
+class Run(Configured):
     """A finished run.
 
     Metrics follow from the accuracy matrices, so that records of every version have the same definitions.
@@ -46,38 +81,12 @@ class Run:
     label: str = ""  # given by the user
 
     @property
-    def path(self) -> Path:
-        return self.record.path
-
-    @property
-    def host(self) -> str:
-        return str(self.record.config["host"]["name"])
-
-    @property
-    def benchmark(self) -> str:
-        return str(self.record.config["benchmark"]["name"])
-
-    @property
-    def recipe(self) -> str:
-        return str(self.settings["recipe"])
+    def config(self) -> Mapping[str, Any]:  # type: ignore[override]
+        return self.record.config
 
     @property
     def seed(self) -> int:
-        return int(self.record.config["seed"])
-
-    @property
-    def arm(self) -> str:
-        return FLASHBACK if self.record.config["flashback"]["enabled"] else HOST
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The whole configuration; a setting that a later version added has its default."""
-        return resolve(self.record.config)
-
-    @cached_property
-    def flat_settings(self) -> dict[str, Any]:
-        """Settings by dotted key, without seed and checkpoints; those of flashback only where it is on."""
-        return flatten(self.settings)
+        return int(self.config["seed"])
 
     @property
     def classifier(self) -> str:
@@ -153,25 +162,8 @@ class Run:
         code = self.environment.get("code")
         return None if code is None else str(code)
 
-    def with_benchmark(self, name: str) -> Run:
-        """The same run under another spelling of its benchmark."""
-        config = {**self.record.config, "benchmark": {**self.record.config["benchmark"], "name": name}}
-        return replace(self, record=replace(self.record, config=config))
-
     def _values(self, setting: str, classifier: str | None) -> dict[str, Any]:
         return self.results[self.classifier if classifier is None else classifier][setting]
-
-
-def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return resolved(config)
-    except FlashbackError:  # of a host or a version that is not installed
-        return dict(config)
-
-
-def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
-    ignored = {"seed", "checkpoint"} if settings["flashback"]["enabled"] else {"seed", "checkpoint", "flashback"}
-    return dotted({key: value for key, value in settings.items() if key not in ignored})
 
 
 # ---------------------------------------------------------------- checking a record
