@@ -177,13 +177,10 @@ def was_killed(problem: str | None) -> bool:
 
 
 def run_packed(jobs: Sequence[Job], count: int, watch: Callable[[str], Observer]) -> dict[str, str | None]:
-    """Several runs at a time, each in a process; on a GPU in a new one, so that nothing of it stays on the device."""
     if not jobs:
         return {}
-    device = jobs[0].context.device
-    with sharing_gpu(device) as sharing:
-        named = {job.name: job for job in jobs}
-        return run_in_processes(named, count, attempt_in_process, watch, sharing, reuse=device != "cuda")
+    with sharing_gpu(jobs[0].context.device) as sharing:
+        return run_in_processes({job.name: job for job in jobs}, count, attempt_in_process, watch, sharing)
 
 
 def attempt(job: Job, observer: Observer) -> str | None:
