@@ -37,10 +37,10 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
     ("command", "words"),
     [
         ("run iCaRL", ["unknown host 'iCaRL'; did you mean 'icarl'?"]),
-        ("run icarl --lr 0.1", ["no such option: --lr; ", "--set training.lr=0.1\n"]),
-        ("compare icarl --batch-size=8", ["no such option: --batch-size; ", "--set training.batch_size=8\n"]),
-        ("show icarl --memory-size", ["--set host.memory_size=...\n"]),
-        ("run oewc --gamma 0.5", ["--set host.gamma=0.5 or --set training.gamma=0.5\n"]),
+        (
+            "run icarl --lr 0.1",
+            ["No such option: --lr", "A setting is given by its key, such as --set training.lr=0.1"],
+        ),
         ("report --lr 3", ["No such option"]),
         ("run icral", ["unknown host 'icral'", "did you mean 'icarl'?"]),
         (

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 
 import pytest
 
 import flashback as fb
-from flashback.cli.listing import first_line, registered, settings_of, sweep_names
-from flashback.config import HostSettings
+from flashback.cli.listing import first_line, registered, sweep_names
 from flashback.hosts import HOSTS
 from flashback.nets import NETS
 from flashback.studies.sweeps import shipped_sweeps
@@ -42,8 +40,6 @@ def test_hosts_are_described_as_they_are() -> None:
         real, outline = HOSTS[name], described[name]
         assert (outline.family, outline.has_knowledge) == (real.family, real.has_knowledge)
         assert first_line(outline) == first_line(real) != ""
-        fields = {field.name for field in dataclasses.fields(real.Settings)}
-        assert settings_of(outline) | {field.name for field in dataclasses.fields(HostSettings)} == fields
 
 
 def test_nets_and_sweeps_are_described_as_they_are() -> None:

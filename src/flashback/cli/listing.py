@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich.table import Table
@@ -76,50 +76,28 @@ def entries(package: str, registry: str, host_file: Sequence[Path] | None) -> Ma
 
 @cache
 def registered(package: str, registry: str) -> dict[str, Any]:
-    """What the files of a package register by a decorator, by name.
-
-    A class becomes an empty class with the same docstring, bases, annotations and constants, so that what it inherits
-    is found by Python itself. A function becomes an empty class with its docstring.
-    """
+    """What the files of a package register by a decorator, by name: the docstring, family and has_knowledge of each."""
     trees = [ast.parse(file.read_bytes()) for file in sorted((PACKAGE / package).rglob("*.py"))]
-    nodes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    outlines = Outlines({node.name: node for node in nodes})
-    found = {name: outlines[node.name] for node in nodes for name in registered_names(node, registry)}
-    return dict(sorted(found.items()))
+    nodes = {n.name: n for tree in trees for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    entries = {
+        ast.literal_eval(call.args[0]): SimpleNamespace(__doc__=ast.get_docstring(node), **constants(node, nodes))
+        for node in nodes.values()
+        for call in node.decorator_list
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == f"{registry}.register"
+    }
+    return dict(sorted(entries.items()))
 
 
-def settings_of(host: Any) -> set[str]:
-    """The names of the settings that a host from `registered` declares."""
-    return {name for cls in host.Settings.__mro__ for name in inspect.get_annotations(cls)}
-
-
-def registered_names(node: ast.ClassDef | ast.FunctionDef, registry: str) -> Iterator[str]:
-    for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == f"{registry}.register":
-            yield ast.literal_eval(decorator.args[0])
-
-
-class Outlines(dict[str, Any]):
-    """Empty classes by name, made on request; one that is defined in another package has no bases and no attributes."""
-
-    def __init__(self, nodes: dict[str, ast.ClassDef | ast.FunctionDef]) -> None:
-        self.nodes = nodes
-
-    def __missing__(self, name: str) -> Any:
-        node = self.nodes.get(name)
-        attributes: dict[str, Any] = {"__doc__": ast.get_docstring(node) if node else None, "__annotations__": {}}
-        bases: list[Any] = []
-        if isinstance(node, ast.ClassDef):
-            bases = [self[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in self.nodes]
-            for statement in node.body:
-                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                    attributes["__annotations__"][statement.target.id] = ""
-                    attributes[statement.target.id] = self.value(statement.value)
-                elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                    attributes[statement.targets[0].id] = self.value(statement.value)
-        self[name] = type(name, tuple(bases), attributes)
-        return self[name]
-
-    def value(self, node: ast.expr | None) -> Any:
-        """A constant, or the outline of a class; of anything else nothing is known."""
-        return self[node.id] if isinstance(node, ast.Name) else getattr(node, "value", None)
+def constants(node: ast.AST, nodes: Mapping[str, ast.AST]) -> dict[str, Any]:
+    """The class attributes that are constants, inherited ones included."""
+    if not isinstance(node, ast.ClassDef):
+        return {}
+    values: dict[str, Any] = {}
+    for base in reversed(node.bases):
+        if isinstance(base, ast.Name) and base.id in nodes:
+            values |= constants(nodes[base.id], nodes)
+    for statement in node.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant):
+            target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+            values[ast.unparse(target)] = statement.value.value
+    return values

@@ -12,12 +12,12 @@ import typer
 
 from flashback.cli.commands import Saved, app
 from flashback.cli.console import say
-from flashback.config import HostSettings, full_keys
 from flashback.errors import FlashbackError
 
 # click's error; typer keeps it in different places in different versions
 UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 WITH_SETTINGS = ("run", "compare", "show", "tune", "check")  # the commands that have --set
+SET_HINT = " A setting is given by its key, such as --set training.lr=0.1; `flashback show HOST` lists them."
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 
@@ -34,7 +34,8 @@ def exit_code(arguments: list[str]) -> int:
     except FlashbackError as error:
         return end(BAD_INPUT, f"error: {error}")
     except UsageError as error:
-        return end(BAD_INPUT, f"error: {as_setting(error, arguments) or error.format_message()}")  # type: ignore[attr-defined]
+        hint = SET_HINT if getattr(error, "option_name", "") and arguments[0] in WITH_SETTINGS else ""
+        return end(BAD_INPUT, f"error: {error.format_message()}{hint}")  # type: ignore[attr-defined]
     except Saved:
         return end(INTERRUPTED, "interrupted; the same command goes on where it stopped")
     except (KeyboardInterrupt, typer.Abort):
@@ -46,23 +47,6 @@ def exit_code(arguments: list[str]) -> int:
         return end(FAILED, f"error: {problem.filename or 'a file'}: {problem.strerror or problem}")
     # typer itself turns Ctrl-C into an exit code
     return end(INTERRUPTED, "interrupted") if code == INTERRUPTED else code or 0
-
-
-def as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
-    """How to write an unknown option that is the name of a setting, such as --lr; None if it is not."""
-    option = str(getattr(error, "option_name", ""))
-    if not option or arguments[0] not in WITH_SETTINGS:
-        return None
-    from flashback.cli.listing import registered, settings_of
-
-    name, hosts = option.lstrip("-").replace("-", "_"), registered("hosts", "HOSTS")
-    host_settings = next((settings_of(hosts[word]) for word in arguments if word in hosts), set())
-    keys = [f"host.{name}"] * (name in host_settings) + full_keys(name, HostSettings)
-    if not keys:
-        return None
-    words = " ".join(arguments).replace("=", " ").split()
-    value = (*words[words.index(option) + 1 :], "...")[0]
-    return f"no such option: {option}; a setting is given by its key: {' or '.join(f'--set {k}={value}' for k in keys)}"
 
 
 def end(code: int, line: str) -> int:
