@@ -20,7 +20,7 @@ import numpy as np
 
 from flashback.benchmarks.arrays import KEYS, checksum
 from flashback.benchmarks.raw_data import Array
-from flashback.benchmarks.specs import EMBEDDED
+from flashback.benchmarks.specs import PACKAGE
 
 TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
 LIMIT = 3_000_000  # bytes
@@ -43,7 +43,7 @@ def first_of_each_class(x: Array, y: Array, count: int) -> tuple[Array, Array]:
 def make(folder: Path) -> None:
     train = first_of_each_class(idx(folder, "train-images"), idx(folder, "train-labels"), TRAIN_PER_CLASS)
     test = first_of_each_class(idx(folder, "t10k-images"), idx(folder, "t10k-labels"), TEST_PER_CLASS)
-    path = EMBEDDED / "fashion_mini.npz"
+    path = PACKAGE / "data" / "fashion_mini.npz"
     arrays: dict[str, Any] = dict(zip(KEYS, (*train, *test), strict=True))
     np.savez_compressed(path, **arrays)
     size = path.stat().st_size

@@ -208,38 +208,21 @@ def test_a_file_system_without_locks(pictures: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_room_is_reserved_and_not_guessed(pictures: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Two thirds fit; those stay, and the sentence names what the rest of the task needs."""
-    reserved: list[int] = []
+def test_a_full_disk_keeps_what_fits(pictures: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Four of six classes fit; those stay, and the sentence names what the rest of the task needs."""
+    replace, renamed = os.replace, list[int]()
 
-    def reserve(file: int, start: int, size: int) -> None:
-        reserved.append(size)
-        if len(reserved) > 4:
+    def full(part: Path, path: Path) -> None:
+        if len(renamed) == 4:
             raise OSError(number, os.strerror(number))
+        renamed.append(part.stat().st_size)
+        replace(part, path)
 
-    monkeypatch.setattr(decoding.os, "posix_fallocate", reserve, raising=False)
+    monkeypatch.setattr(decoding.os, "replace", full)
     with pytest.raises(FlashbackError, match=r"^decoding needs 0.0 GiB in .*\.flashback; free some space there$"):
         load_benchmark(pictures, sizes=[6])
-    assert list(cached(pictures).values()) == reserved[:4]
+    assert list(cached(pictures).values()) == renamed
     assert not list((pictures / ".flashback").glob("*.part"))
-
-
-@pytest.mark.parametrize("given", [None, errno.EOPNOTSUPP, errno.EINVAL])
-def test_without_a_way_to_reserve_room_the_free_space_is_asked(
-    pictures: Path, monkeypatch: pytest.MonkeyPatch, given: int | None
-) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(given, "cannot")
-
-    if given is None:
-        monkeypatch.delattr(decoding.os, "posix_fallocate", raising=False)
-    else:
-        monkeypatch.setattr(decoding.os, "posix_fallocate", refuse, raising=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(decoding.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
-        with pytest.raises(FlashbackError, match=r"^decoding needs 0.0 GiB in .*; free some space there$"):
-            load_benchmark(pictures, sizes=[6])
-    assert len(load_benchmark(pictures, sizes=[6]).tasks[0].train) == CLASSES * TRAIN
 
 
 # ---------------------------------------------------------------- a tensor over many files

@@ -5,13 +5,11 @@ All class orders, splits and task sizes share those files, and a large dataset n
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import io
 import math
 import os
-import shutil
 import struct
 import uuid
 import zlib
@@ -21,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,9 +36,9 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")  # of animations and multi-page files, the first frame
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 CACHE = ".flashback"
-CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # on file systems without posix_fallocate
 VERSION = 3  # of the cache: raise it when images are decoded differently
 TRAILER = struct.Struct("<II")  # after the pixels of a file: the version and their CRC-32
+DECODED_AT_ONCE = 256  # images in memory before they are written
 PROGRESS_FROM = 1000  # images from which a progress bar is shown
 
 
@@ -157,8 +155,10 @@ class DecodedClass:
     def cached(self) -> Array | None:
         """Map the file into memory, copy-on-write; None if it is missing, damaged or of another version."""
         pixels = math.prod(self.shape)
+        if not self.path.is_file():  # opening a pipe would block
+            return None
         try:
-            with open(self.path, "rb", opener=_open_without_waiting) as file:
+            with self.path.open("rb") as file:
                 npy.read_magic(file)
                 header = npy.read_array_header_1_0(file)
                 start = file.tell()
@@ -183,37 +183,27 @@ class DecodedClass:
 
     def write(self, advance: Callable[[], None]) -> None:
         """Decode into a temporary file, which is renamed when complete."""
-        part = self.path.with_suffix(f".{uuid.uuid4().hex}.part")
+        part, crc = self.path.with_suffix(f".{uuid.uuid4().hex}.part"), 0
         try:
-            array = npy.open_memmap(part, mode="w+", dtype=np.uint8, shape=self.shape)
-            os.truncate(part, part.stat().st_size + TRAILER.size)
-            _reserve(part)
-            self._fill(array, advance)
-            with part.open("r+b") as file:
-                file.seek(-TRAILER.size, os.SEEK_END)
-                file.write(TRAILER.pack(VERSION, zlib.crc32(array.data)))
+            with part.open("xb") as file, ThreadPoolExecutor() as threads:
+                npy.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": self.shape})
+                for start in range(0, len(self.files), DECODED_AT_ONCE):
+                    for picture in threads.map(self._decode, self.files[start : start + DECODED_AT_ONCE]):
+                        content = picture.tobytes()
+                        file.write(content)
+                        crc = zlib.crc32(content, crc)
+                        advance()
+                file.write(TRAILER.pack(VERSION, crc))
             os.replace(part, self.path)
         finally:
             part.unlink(missing_ok=True)
 
-    def _fill(self, array: np.memmap[Any, Any], advance: Callable[[], None]) -> None:
-        def decode(row: int) -> None:
-            name = self.files[row].name
-            picture = self.store.decode(name, self.side)
-            if picture.shape != self.image_shape:
-                size, first = (f"{width}x{height}" for _, height, width in (picture.shape, self.image_shape))
-                raise FlashbackError(f"{printable(name)} is {size} but the first image is {first}; make them equal")
-            array[row] = picture
-
-        with ThreadPoolExecutor() as threads:
-            for _ in threads.map(decode, range(len(self.files))):
-                advance()
-        array.flush()
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file that may have been replaced by a pipe, which would block."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    def _decode(self, file: File) -> Array:
+        picture = self.store.decode(file.name, self.side)
+        if picture.shape != self.image_shape:
+            size, first = (f"{width}x{height}" for _, height, width in (picture.shape, self.image_shape))
+            raise FlashbackError(f"{printable(file.name)} is {size} but the first image is {first}; make them equal")
+        return picture
 
 
 def _decode_missing(groups: Sequence[DecodedClass]) -> None:
@@ -252,16 +242,3 @@ def _locked(cache: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _reserve(path: Path) -> None:
-    """Allocate a sparse file: a disk that runs full while a mapped file is filled would kill the process."""
-    size = path.stat().st_size
-    try:
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-    except (AttributeError, OSError) as problem:
-        if isinstance(problem, OSError) and problem.errno not in CANNOT_RESERVE:
-            raise
-        if size > shutil.disk_usage(path.parent).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashback.registry import Registry
 
 if TYPE_CHECKING:
     from flashback.benchmarks.raw_data import RawDataset
-
-
-def reader(module: str, function: str) -> Callable[[Path], RawDataset]:
-    """A function that is imported when it is called: a list of the benchmarks needs no torch."""
-
-    def read(path: Path) -> RawDataset:
-        raw: RawDataset = getattr(import_module(f"flashback.benchmarks.{module}"), function)(path)
-        return raw
-
-    return read
 
 
 @dataclass(frozen=True)
@@ -52,69 +43,37 @@ class Spec:
     order: str = "identity"
 
 
-EMBEDDED = Path(__file__).parent / "data"
+def _read_dataset(name: str, entry: dict[str, Any]) -> Dataset:
+    module, function = entry.pop("read").split(".")
 
-FASHION_MINI = Dataset(
-    "fashion_mini", 10, (1, 28, 28), (0.2860,), (0.3530,), (str(EMBEDDED / "fashion_mini.npz"),),
-    reader("arrays", "read_npz"),
-    class_names=("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
-    checksum="39336b5fd30685bd1ea9ab14094a791ac9b2573730f8343b2e819d1f06c42209",
-)  # fmt: skip
+    def read(path: Path) -> RawDataset:  # imported when it is called: a list of the benchmarks needs no torch
+        raw: RawDataset = getattr(import_module(f"flashback.benchmarks.{module}"), function)(path)
+        return raw
 
-CIFAR10 = Dataset(
-    "cifar10", 10, (3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615),
-    ("cifar-10-binary.tar.gz",), reader("arrays", "read_cifar10"),
-    class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    md5="c32a1d4ab5d03f1284b67883e8d87530",
-)  # fmt: skip
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    values["files"] = tuple(file.format(package=PACKAGE) for file in entry["files"])
+    return Dataset(name, read=read, **values)
 
-CIFAR100_NAMES = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
-castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
-elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
-man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
-pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
-skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
-tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
-"""
 
-CIFAR100 = Dataset(
-    "cifar100", 100, (3, 32, 32), (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761),
-    ("cifar-100-binary.tar.gz",), reader("arrays", "read_cifar100"),
-    class_names=tuple(CIFAR100_NAMES.split()),
-    url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-    md5="03b5dce01913d631647c71ecec9e9cb8",
-)  # fmt: skip
-
-TINYIMAGENET = Dataset(
-    "tinyimagenet", 200, (3, 64, 64), (0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821),
-    ("tiny-imagenet-200.zip",), reader("folders", "read_tinyimagenet"),
-    url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    md5="90528d7ca1a48142e341f4ef8d21d0de",
-)  # fmt: skip
-
-IMAGENET100 = Dataset(
-    "imagenet100", 100, (3, 256, 256), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225),
-    ("imagenet/train", "imagenet100/train", "train"), reader("folders", "read_imagenet100"),
-)  # fmt: skip
-
+PACKAGE = Path(__file__).parent
+_ENTRIES = tomllib.loads((PACKAGE / "datasets.toml").read_text(encoding="utf-8"))
+DATASETS = {name: _read_dataset(name, entry) for name, entry in _ENTRIES.items()}
 BENCHMARKS: Registry[Spec] = Registry("benchmark")
 
 # B0 tasks are all equal; B50 learns half of the classes first. iCaRL's successors report on the order of seed 1993.
-for spec in (
-    Spec("split-fashion-mini", FASHION_MINI, (2,) * 5),
-    Spec("split-cifar10", CIFAR10, (2,) * 5),
-    Spec("split-cifar100", CIFAR100, (10,) * 10),
-    Spec("split-tinyimagenet", TINYIMAGENET, (20,) * 10),
-    Spec("cifar100-b0-10", CIFAR100, (10,) * 10, "1993"),
-    Spec("cifar100-b50-10", CIFAR100, (50, *(10,) * 5), "1993"),
-    Spec("cifar100-b50-5", CIFAR100, (50, *(5,) * 10), "1993"),
-    Spec("cifar100-b50-2", CIFAR100, (50, *(2,) * 25), "1993"),
-    Spec("imagenet100-b0-10", IMAGENET100, (10,) * 10, "1993"),
-    Spec("imagenet100-b50-10", IMAGENET100, (50, *(10,) * 5), "1993"),
+for name, dataset, sizes, *order in (
+    ("split-fashion-mini", "fashion_mini", (2,) * 5),
+    ("split-cifar10", "cifar10", (2,) * 5),
+    ("split-cifar100", "cifar100", (10,) * 10),
+    ("split-tinyimagenet", "tinyimagenet", (20,) * 10),
+    ("cifar100-b0-10", "cifar100", (10,) * 10, "1993"),
+    ("cifar100-b50-10", "cifar100", (50, *(10,) * 5), "1993"),
+    ("cifar100-b50-5", "cifar100", (50, *(5,) * 10), "1993"),
+    ("cifar100-b50-2", "cifar100", (50, *(2,) * 25), "1993"),
+    ("imagenet100-b0-10", "imagenet100", (10,) * 10, "1993"),
+    ("imagenet100-b50-10", "imagenet100", (50, *(10,) * 5), "1993"),
 ):
-    BENCHMARKS.register(spec.name)(spec)
+    BENCHMARKS.register(name)(Spec(name, DATASETS[dataset], sizes, *order))
 
 
 def canonical_name(name: str) -> str:
