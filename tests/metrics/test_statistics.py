@@ -16,8 +16,7 @@ from flashback.metrics import (
     paired_test,
     verdict,
 )
-from flashback.metrics.formatting import signed
-from flashback.metrics.statistics import holm, interval
+from flashback.metrics.statistics import holm, interval, signed
 
 # Average accuracies printed in the paper: the host, and with flashback; class- (CI) and task-incremental (TI).
 PRINTED = {

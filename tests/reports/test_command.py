@@ -7,7 +7,7 @@ from made_runs import SETTINGS, made_config, made_matrix, write_comparison, writ
 
 from flashback.cli import main
 from flashback.metrics import deviation, mean, paired_test
-from flashback.metrics.formatting import signed
+from flashback.metrics.statistics import signed
 
 
 def call(*arguments: str | Path) -> int:

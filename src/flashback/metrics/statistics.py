@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from flashback.errors import FlashbackError
 from flashback.metrics.accuracy import Matrix, average_accuracies
-from flashback.metrics.formatting import ABSENT, probability, signed
 
 Sample = Sequence[float] | NDArray[Any]
 Paired = Mapping[Any, float | None] | Sequence[float | None]
+ABSENT = "–"
 FEW = 5  # with fewer pairs a t-test misses most effects of the size seen in continual learning
 
 
@@ -106,6 +106,22 @@ def holm(values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, values[k] * (len(values) - done)))
         adjusted[k] = largest
     return adjusted
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """Format a number so that rounding errors in the last bits never show, and zero has no sign."""
+    if value is None:
+        return ABSENT
+    return format(round(float(value), 9), f"+z{form[1:]}" if form.startswith("+") else f"z{form}")
+
+
+def signed(difference: float | None) -> str:
+    return number(difference, "+.2f")
+
+
+def probability(p: float | None, equals: str = "") -> str:
+    """Format a p-value; `equals` goes before a value that is not a bound."""
+    return ABSENT if p is None else "< 0.0001" if p < 1e-4 else f"{equals}{p:.2g}"
 
 
 def interval(test: PairedTest) -> str:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from flashback.metrics import class_accuracies
 from flashback.records.terms import ARMS, SETTINGS
 from flashback.reports.report import Report
 from flashback.results import Comparison, Row, Run, Sample
@@ -43,8 +44,8 @@ def class_rows(report: Report) -> list[dict[str, Any]]:
         for run in method.runs.values():
             for classifier in run.results:
                 counts = run.confusion(classifier) or []
-                for k, (name, row) in enumerate(zip(run.class_names, counts, strict=False)):
-                    accuracy = 100 * row[k] / sum(row) if sum(row) else None
+                accuracies = class_accuracies(counts) if counts else []
+                for name, row, accuracy in zip(run.class_names, counts, accuracies, strict=False):
                     about = {**_about(method.name, run), "classifier": classifier}
                     rows.append({**about, "class": name, "images": sum(row), "accuracy": accuracy})
     return rows

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from flashback.errors import unknown
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
-from flashback.metrics.formatting import ABSENT as ABSENT
-from flashback.metrics.formatting import number as number
-from flashback.metrics.formatting import probability as probability
-from flashback.metrics.formatting import signed as signed
+from flashback.metrics.statistics import ABSENT as ABSENT
 from flashback.metrics.statistics import interval as interval
+from flashback.metrics.statistics import number as number
+from flashback.metrics.statistics import probability as probability
+from flashback.metrics.statistics import signed as signed
 from flashback.records.terms import ARMS, FLASHBACK, HOST
 from flashback.results import Comparison, Sample
 

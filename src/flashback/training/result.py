@@ -10,7 +10,7 @@ from typing import Any
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.from_record import DATA
 from flashback.errors import FlashbackError
-from flashback.metrics import summarise, without_history
+from flashback.metrics import class_accuracies, summarise, without_history
 from flashback.records import RunRecord
 from flashback.records.terms import SETTINGS
 from flashback.training.evaluation import Accuracies, Confusion
@@ -143,7 +143,8 @@ class TrainingResult:
     def class_accuracies(self) -> dict[str, float]:
         """Percent correct of each class after the last task, class-incremental, by the class's name."""
         names = distinct_names(self.class_names, len(self.confusion))
-        return {names[k]: 100.0 * row[k] / max(1, sum(row)) for k, row in enumerate(self.confusion)}
+        accuracies = class_accuracies(self.confusion)
+        return {name: accuracy or 0.0 for name, accuracy in zip(names, accuracies, strict=True)}
 
 
 def distinct_names(names: Sequence[str], count: int) -> list[str]:
