@@ -17,7 +17,7 @@ from flashback.hosts.podnet import PODNetSettings, margin_nca, released_nca
 from flashback.knowledge import pod_spatial
 from flashback.memory import k_means
 from flashback.nets import NETS, Backbone, ProxyNet, ProxyOutput, build_backbone
-from flashback.nets.cosine import local_similarity
+from flashback.nets.heads import local_similarity
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
 NAME = "podnet"

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import flashback as fb
-from flashback.nets import Backbone
-from flashback.nets.module import ModuleNets
+from flashback.nets import Backbone, ModuleNets
 from flashback.seeds import seeded_initialisation
 from helpers import quick_config, small_settings, tiny_benchmark
 

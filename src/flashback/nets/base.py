@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from flashback.errors import FlashbackError
-from flashback.nets.heads import full_precision
 from flashback.registry import Registry
 
+M = TypeVar("M", bound=nn.Module)
 Shape = tuple[int, int, int]
 """Channels, height and width of one image."""
 
@@ -143,6 +145,11 @@ def parameters_around(module: str, parameters: Collection[str]) -> set[str]:
     return inside if inside or not module else parameters_around(module.rpartition(".")[0], parameters)
 
 
+def full_precision(x: Tensor) -> torch.autocast:
+    """Disable autocast on the device of a tensor."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
 class Net(nn.Module):
     """A backbone and a head. Autocast applies to the backbone only: features and logits are float32."""
 
@@ -155,3 +162,31 @@ class Net(nn.Module):
         features = self.backbone(x).float()
         with full_precision(features):
             return Output(features, self.head(features))
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode inside the context, and restore its mode afterwards."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
+
+
+class Frozen(nn.Module, Generic[M]):
+    """A copy of a module as it is now, without gradients and always in evaluation mode."""
+
+    def __init__(self, module: M) -> None:
+        super().__init__()
+        self.module: M = copy.deepcopy(module)
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Frozen[M]:
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, *inputs: Any) -> Any:
+        return self.module(*inputs)

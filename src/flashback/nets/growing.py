@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashback.nets.base import Backbone, Net, Output
+from flashback.nets.base import Backbone, Net, Output, evaluating
 from flashback.nets.heads import LinearHead, grown_linear
 
 
@@ -77,3 +77,76 @@ class ComposedNet(nn.Module):
 def pad_classes(logits: Tensor, classes: int) -> Tensor:
     """Add a column of -inf for each class without a row, so that it is never predicted."""
     return F.pad(logits, (0, classes - logits.shape[1]), value=-torch.inf)
+
+
+@dataclass
+class EnergyOutput(Output):
+    """The logits are u = [b ; g]: backward prototypes (one per group of old classes), then new classes."""
+
+    unknown: Tensor  # f, logits of forward prototypes: one per class seen, for inputs that only resemble that class
+
+    def all_logits(self) -> Tensor:
+        return torch.cat([self.logits, self.unknown], dim=1)
+
+
+class EnergyNet(GrowingNet):
+    """A module trained independently: it separates new classes, groups of old classes, and unknown inputs."""
+
+    pseudo_labels: Tensor  # for each class seen, its column of u: that of its group if old, its own if new
+
+    def __init__(self, backbone: Backbone, groups: Sequence[int], new: int) -> None:
+        backward = len(set(groups))
+        super().__init__(backbone, backward + new)
+        self.backward = backward
+        self.unknown = grown_linear(None, backbone.width, len(groups) + new)
+        self.register_buffer("pseudo_labels", torch.tensor([*groups, *range(backward, backward + new)]))
+
+    def forward(self, x: Tensor) -> EnergyOutput:
+        known = super().forward(x)
+        return EnergyOutput(known.features, known.logits, self.unknown(known.features))
+
+    def known(self) -> Net:
+        """The part that is used for prediction."""
+        return Net(self.backbone, self.head)
+
+    @torch.enable_grad()
+    def sample(self, x: Tensor, steps: int, rate: float, noise: float, generator: torch.Generator) -> Tensor:
+        """Move images towards known classes by Langevin steps, in evaluation mode."""
+        with evaluating(self):
+            for _ in range(steps):
+                x = x.detach().requires_grad_()
+                output = self(x)
+                unknown = F.log_softmax(output.all_logits(), dim=1)[:, output.logits.shape[1] :]
+                (slope,) = torch.autograd.grad(unknown.logsumexp(dim=(0, 1)), x)
+                x = x - rate * slope + noise * torch.randn(x.shape, generator=generator, device=x.device)
+        return x.detach()
+
+
+class Fusion(nn.Module):
+    """Adds the calibrated logit of its backward prototype, (1 + a) b + s, to the old logit of each old class."""
+
+    groups: Tensor
+
+    def __init__(self, groups: Sequence[int]) -> None:
+        super().__init__()
+        self.register_buffer("groups", torch.tensor(groups))
+        self.scale, self.shift = (nn.Parameter(torch.zeros(len(set(groups)))) for _ in range(2))
+
+    def forward(self, old: Output, new: Output) -> Output:
+        backward, current = new.logits.tensor_split([len(self.scale)], dim=1)
+        raised = ((1 + self.scale) * backward + self.shift)[:, self.groups]
+        features = torch.cat([old.features, new.features], dim=1)
+        return Output(features, torch.cat([old.logits + raised, current], dim=1))
+
+    @torch.no_grad()
+    def folded(self, old: Concatenation, new: EnergyNet) -> Concatenation:
+        """Fold the fusion into one head: calibrated backward rows beside old rows, zeros beside new rows."""
+        classes, width = old.head.weight.shape
+        head = grown_linear(old.head, width + new.backbone.width, classes + len(new.head.bias) - new.backward)
+        scale = 1 + self.scale[self.groups]
+        head.weight[:classes, width:] = scale[:, None] * new.head.weight[self.groups]
+        head.bias[:classes] += scale * new.head.bias[self.groups] + self.shift[self.groups]
+        head.weight[classes:, :width] = 0
+        head.weight[classes:, width:] = new.head.weight[new.backward :]
+        head.bias[classes:] = new.head.bias[new.backward :]
+        return Concatenation([*old.parts, new.backbone], head)

@@ -17,7 +17,7 @@ from flashback.config import RunConfig
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.external import find_hosts
-from flashback.nets.module import ModuleNets
+from flashback.nets import ModuleNets
 from flashback.plugin import Flashback
 from flashback.recipes import configure
 from flashback.recipes.resolving import dotted_keys

@@ -1,4 +1,4 @@
-"""Herding: exemplars whose running mean stays nearest to the class mean (iCaRL, algorithm 4), and class means."""
+"""Which exemplars to store: herding and class means (iCaRL, algorithm 4), k-means, and quotas of classes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+from flashback.errors import FlashbackError
+
+ROUNDS = 100  # at most; it usually converges in a few
 
 
 def herd(features: Tensor, quota: int, normalise: bool = False) -> Tensor:
@@ -80,3 +84,52 @@ def class_means(features: Tensor, labels: Tensor, classes: int, normalise: bool 
 
 def _prepared(features: Tensor, normalise: bool) -> Tensor:
     return F.normalize(features.double(), dim=1, eps=1e-8) if normalise else features.double()
+
+
+@torch.no_grad()
+def k_means(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+    """Cluster points [n, d] by Lloyd's algorithm in float64, starting from random points.
+
+    An empty cluster keeps its centre. With fewer points than clusters, centres repeat.
+
+    Returns:
+        The centres, float64 [clusters, d].
+    """
+    points = points.double()
+    drawn = torch.randperm(len(points), generator=generator).to(points.device)
+    centres = points[drawn.repeat(-(-clusters // len(points)))[:clusters]]
+    before = None
+    for _ in range(ROUNDS):
+        nearest = torch.cdist(points, centres).argmin(dim=1)
+        if before is not None and torch.equal(nearest, before):
+            break
+        members = F.one_hot(nearest, clusters).double()
+        counts = members.sum(dim=0)[:, None]
+        centres = torch.where(counts > 0, members.T @ points / counts.clamp(min=1), centres)
+        before = nearest
+    return centres
+
+
+def equal_quota(capacity: int, classes: int) -> int:
+    """The same quota for each class, rounded down (iCaRL, LUCIR with a fixed total)."""
+    if capacity < classes:
+        raise FlashbackError(f"a memory of {capacity} images is too small for {classes} classes; raise its capacity")
+    return capacity // classes
+
+
+def balanced_quotas(capacity: int, old: int, new: int, generator: torch.Generator) -> list[int]:
+    """X-DER's quotas, which fill the memory: an equal share, rounded down, for old classes, all the rest for new ones.
+
+    The remainder goes to random new classes, one each. Old classes come first in the result.
+    """
+    share = equal_quota(capacity, old + new)
+    each, left = divmod(capacity - old * share, new)
+    extra = set(torch.randperm(new, generator=generator, device=generator.device)[:left].tolist())
+    return [share] * old + [each + (index in extra) for index in range(new)]
+
+
+def within_quotas(labels: Tensor, quotas: Sequence[int]) -> Tensor:
+    """Positions, in order, of the first quotas[c] samples of each class c; labels beyond the quotas have none."""
+    position = torch.arange(len(labels), device=labels.device)
+    kept = [position[labels == label][:quota] for label, quota in enumerate(quotas)]
+    return torch.cat([position[:0], *kept]).sort().values
