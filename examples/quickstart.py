@@ -1,4 +1,4 @@
-"""Train iCaRL with flashback on five tasks of Fashion-MNIST, in under a minute on a laptop: python examples/quickstart.py"""
+"""Train iCaRL with flashback on five tasks of Fashion-MNIST, in under a minute: python examples/quickstart.py"""
 
 import flashback as fb
 
