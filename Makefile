@@ -9,12 +9,13 @@ export OMP_NUM_THREADS ?= 1
 
 KILLS ?= 200
 
-.PHONY: help install-all demo test test-all storm lint evidence docs clean
+.PHONY: help install-all demo test test-all mutants storm lint evidence docs clean
 
 help:
 	@echo "make demo      compare iCaRL with and without flashback on a small benchmark: three seeds, a few minutes"
 	@echo "make test      run the fast tests; run them before every commit"
 	@echo "make test-all  run every test: also kills, fuzzing, every snippet of the docs, and the report in a browser"
+	@echo "make mutants   break the code in one line at a time and check that the fast tests notice"
 	@echo "make lint      check style and types"
 	@echo "make storm     kill runs of every host at random moments, KILLS=200 times, and check that none is lost or changed"
 	@echo "make evidence  fill in docs/evidence.md and its appendix from the records in results/"
@@ -35,6 +36,9 @@ test-all: $(INSTALLED)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "error: chromium or chromedriver is missing; install them (Debian and Ubuntu: apt install chromium chromium-driver)" >&2; exit 1; }
 	@$(BIN)/python -c 'import selenium' 2>/dev/null || $(PIP) -e '.[browser]'
 	@$(BIN)/python -m pytest -n 2
+
+mutants: $(INSTALLED)
+	@$(BIN)/python tools/mutants.py
 
 storm: $(INSTALLED)
 	@$(BIN)/python tools/storm.py --kills $(KILLS)
