@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from flashback.benchmarks.arrays import KEYS, checksum
-from flashback.benchmarks.raw_data import Array
 from flashback.benchmarks.specs import PACKAGE
+from flashback.benchmarks.tasks import Array
 
 TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
 LIMIT = 3_000_000  # bytes

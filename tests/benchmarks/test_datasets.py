@@ -16,7 +16,7 @@ from PIL import Image
 
 from flashback import configure, run
 from flashback.benchmarks import BENCHMARKS, decoding, imagenet100_classes, load_benchmark
-from flashback.benchmarks.download import load_dataset
+from flashback.benchmarks.load import load_dataset
 from flashback.errors import FlashbackError
 from flashback.records import read_record
 

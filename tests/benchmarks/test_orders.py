@@ -13,7 +13,7 @@ from PIL import Image
 
 from flashback import configure
 from flashback.benchmarks import class_order, imagenet100_classes, load_benchmark
-from flashback.benchmarks.task_sizes import task_ranges
+from flashback.benchmarks.splits import task_ranges
 from flashback.errors import FlashbackError
 
 

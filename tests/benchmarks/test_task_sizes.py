@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,10 @@ from hypothesis import strategies as st
 from flashback import configure, load_benchmark
 from flashback.benchmarks import describe_benchmarks
 from flashback.benchmarks.specs import BENCHMARKS
-from flashback.benchmarks.task_sizes import read_sizes, task_sizes
+from flashback.benchmarks.splits import read_sizes, task_sizes
 from flashback.config import to_dict
 from flashback.errors import FlashbackError
 from flashback.recipes import config_from_dict
-
-
-@pytest.mark.parametrize(("size", "classes", "example"), [(4, 6, "4+2"), (7, 100, "14x7+2"), (3, 10, "3x3+1")])
-def test_the_example_fits_the_classes(size: int, classes: int, example: str) -> None:
-    with pytest.raises(FlashbackError, match=rf", or unequal ones such as {re.escape(example)}$"):
-        task_sizes(size, classes)
-    assert sum(task_sizes(example, classes)) == classes
-
-
-@pytest.mark.parametrize("size", [0, 7, -2])
-def test_a_size_that_no_task_can_have_gets_no_example(size: int) -> None:
-    with pytest.raises(FlashbackError, match=r"give a size among 1, 2, 3, 6$"):
-        task_sizes(size, 6)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from flashback import load_trained
 from flashback.benchmarks import BENCHMARKS
-from flashback.benchmarks.download import fetch_files
+from flashback.benchmarks.load import fetch_files
 from flashback.errors import FlashbackError
 from flashback.records import read_record
 from flashback.reports import read_report

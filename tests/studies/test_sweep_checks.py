@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flashback.benchmarks import download
+from flashback.benchmarks import load
 from flashback.errors import FlashbackError
 from flashback.studies import jobs as running
 from flashback.studies import sweeps
@@ -30,11 +30,11 @@ def test_missing_data_are_asked_for_once_and_nothing_is_trained(
 ) -> None:
     asked: list[str] = []
 
-    def refuse(dataset: download.Dataset, folder: Path, allowed: bool) -> Path:
+    def refuse(dataset: load.Dataset, folder: Path, allowed: bool) -> Path:
         asked.append(dataset.name)
         raise FlashbackError("no network")
 
-    monkeypatch.setattr(download, "_download", refuse)
+    monkeypatch.setattr(load, "_download", refuse)
     sweep = parse_sweep("{hosts: [icarl], benchmarks: [split-fashion-mini, split-cifar10], seeds: [0, 1]}", "made")
     with pytest.raises(FlashbackError, match="no network"):
         run_sweep(sweep, tmp_path / "out", data=tmp_path, device="cpu")
@@ -55,12 +55,12 @@ def test_benchmarks_of_one_dataset_fetch_it_once(
 ) -> None:
     asked: list[str] = []
 
-    def fetch(dataset: download.Dataset, folder: Path, allowed: bool) -> Path:
+    def fetch(dataset: load.Dataset, folder: Path, allowed: bool) -> Path:
         asked.append(dataset.name)
         (folder / dataset.files[0]).touch()
         return folder / dataset.files[0]
 
-    monkeypatch.setattr(download, "_download", fetch)
+    monkeypatch.setattr(load, "_download", fetch)
     run_sweep("plugins", tmp_path / "out", data=tmp_path, device="cpu")
     assert asked == ["cifar100"]
     assert len(trained) == 66

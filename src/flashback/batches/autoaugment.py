@@ -9,7 +9,9 @@ nearest pixel and fill with grey 128.
 from __future__ import annotations
 
 import math
+import tomllib
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor
@@ -41,62 +43,16 @@ RANGES: dict[str, tuple[float, float, bool] | None] = {
 OPERATIONS = {name: index for index, name in enumerate(RANGES)}
 IDENTITY = len(OPERATIONS)
 
-# Two steps of (operation, probability, level) each; operations without a magnitude ignore the level.
-Policy = tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...]
-CIFAR10_POLICY: Policy = (
-    (("Invert", 0.1, 7), ("Contrast", 0.2, 6)),
-    (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
-    (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
-    (("ShearY", 0.5, 8), ("TranslateY", 0.7, 9)),
-    (("AutoContrast", 0.5, 8), ("Equalize", 0.9, 2)),
-    (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
-    (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
-    (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
-    (("Equalize", 0.6, 5), ("Equalize", 0.5, 1)),
-    (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
-    (("Color", 0.7, 7), ("TranslateX", 0.5, 8)),
-    (("Equalize", 0.3, 7), ("AutoContrast", 0.4, 8)),
-    (("TranslateY", 0.4, 3), ("Sharpness", 0.2, 6)),
-    (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
-    (("Solarize", 0.5, 2), ("Invert", 0.0, 3)),
-    (("Equalize", 0.2, 0), ("AutoContrast", 0.6, 0)),
-    (("Equalize", 0.2, 8), ("Equalize", 0.6, 4)),
-    (("Color", 0.9, 9), ("Equalize", 0.6, 6)),
-    (("AutoContrast", 0.8, 4), ("Solarize", 0.2, 8)),
-    (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
-    (("Solarize", 0.4, 5), ("AutoContrast", 0.9, 3)),
-    (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9)),
-    (("AutoContrast", 0.9, 2), ("Solarize", 0.8, 3)),
-    (("Equalize", 0.8, 8), ("Invert", 0.1, 3)),
-    (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, 1)),
-)
-IMAGENET_POLICY: Policy = (
-    (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
-    (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 0)),
-    (("Equalize", 0.8, 0), ("Equalize", 0.6, 0)),
-    (("Posterize", 0.6, 7), ("Posterize", 0.6, 6)),
-    (("Equalize", 0.4, 0), ("Solarize", 0.2, 4)),
-    (("Equalize", 0.4, 0), ("Rotate", 0.8, 8)),
-    (("Solarize", 0.6, 3), ("Equalize", 0.6, 0)),
-    (("Posterize", 0.8, 5), ("Equalize", 1.0, 0)),
-    (("Rotate", 0.2, 3), ("Solarize", 0.6, 8)),
-    (("Equalize", 0.6, 0), ("Posterize", 0.4, 6)),
-    (("Rotate", 0.8, 8), ("Color", 0.4, 0)),
-    (("Rotate", 0.4, 9), ("Equalize", 0.6, 0)),
-    (("Equalize", 0.0, 0), ("Equalize", 0.8, 0)),
-    (("Invert", 0.6, 0), ("Equalize", 1.0, 0)),
-    (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
-    (("Rotate", 0.8, 8), ("Color", 1.0, 2)),
-    (("Color", 0.8, 8), ("Solarize", 0.8, 7)),
-    (("Sharpness", 0.4, 7), ("Invert", 0.6, 0)),
-    (("ShearX", 0.6, 5), ("Equalize", 1.0, 0)),
-    (("Color", 0.4, 0), ("Equalize", 0.6, 0)),
-    (("Equalize", 0.4, 0), ("Solarize", 0.2, 4)),
-    (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 0)),
-    (("Invert", 0.6, 0), ("Equalize", 1.0, 0)),
-    (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
-    (("Equalize", 0.8, 0), ("Equalize", 0.6, 0)),
-)
+Policy = tuple[tuple[tuple[str, float, int], ...], ...]  # pairs of steps: operation, probability, level
+
+
+def _read_policy(sub_policies: list[str]) -> Policy:
+    pairs = [[step.split() for step in sub_policy.split(", ")] for sub_policy in sub_policies]
+    return tuple(tuple((name, float(p), int(level)) for name, p, level in pair) for pair in pairs)
+
+
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CIFAR10_POLICY, IMAGENET_POLICY = _read_policy(_TABLES["cifar10"]), _read_policy(_TABLES["imagenet"])
 
 
 def magnitude(operation: str, level: int) -> float:

@@ -7,36 +7,19 @@ from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec, canonical_name
 
 if TYPE_CHECKING:
     from flashback.benchmarks.load import load_benchmark
-    from flashback.benchmarks.orders import class_order, imagenet100_classes
+    from flashback.benchmarks.splits import class_order, imagenet100_classes
     from flashback.benchmarks.tasks import Benchmark, Images, Task
 
-__all__ = [
-    "BENCHMARKS",
-    "Benchmark",
-    "Dataset",
-    "Images",
-    "Spec",
-    "Task",
-    "canonical_name",
-    "class_order",
-    "describe_benchmarks",
-    "imagenet100_classes",
-    "load_benchmark",
-]
-
 # Imported on first use: they need torch, a list of the benchmarks does not.
-_MODULE_OF = {
-    "load_benchmark": "load",
-    "class_order": "orders",
-    "imagenet100_classes": "orders",
-    "Benchmark": "tasks",
-    "Images": "tasks",
-    "Task": "tasks",
+_LAZY = {
+    "load": ("load_benchmark",),
+    "splits": ("class_order", "imagenet100_classes"),
+    "tasks": ("Benchmark", "Images", "Task"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    return value
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from flashback.benchmarks.raw_data import Array, RawDataset, RawSplit, printable, reading
+from flashback.benchmarks.tasks import Array, RawDataset, RawSplit, printable, reading
 from flashback.errors import FlashbackError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")

@@ -26,7 +26,7 @@ import torch
 from numpy.lib import format as npy
 
 from flashback.benchmarks.mapped_images import MappedImages
-from flashback.benchmarks.raw_data import Array, RawDataset, RawSplit, printable, reading
+from flashback.benchmarks.tasks import Array, RawDataset, RawSplit, printable, reading
 from flashback.errors import FlashbackError, warn_once
 from flashback.files import LOCK, NO_SPACE
 

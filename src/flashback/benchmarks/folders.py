@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashback.benchmarks.decoding import CACHE, SUFFIXES, File, Store, from_files
-from flashback.benchmarks.orders import imagenet100_classes
-from flashback.benchmarks.raw_data import RawDataset, data_folder, printable, reading
-from flashback.benchmarks.tasks import SMALL_SIDE
+from flashback.benchmarks.splits import imagenet100_classes
+from flashback.benchmarks.tasks import SMALL_SIDE, RawDataset, data_folder, printable, reading
 from flashback.errors import FlashbackError, warn_once
 
 LARGE_SIDE = 256  # large images are stored as their central square of 256 pixels, from which crops of 224 are cut

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,10 @@ import numpy as np
 import torch
 
 from flashback.benchmarks.arrays import KEYS, read_mapping, read_npz
-from flashback.benchmarks.download import fetch_files, find_files, load_dataset, missing_message
 from flashback.benchmarks.folders import read_folder
-from flashback.benchmarks.orders import Order, class_order, has_names
-from flashback.benchmarks.raw_data import Array, RawDataset, RawSplit, data_folder, printable
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
-from flashback.benchmarks.task_sizes import Sizes, read_sizes, task_ranges, task_sizes
-from flashback.benchmarks.tasks import Benchmark, Images, Task
+from flashback.benchmarks.splits import Order, Sizes, class_order, has_names, read_sizes, task_ranges, task_sizes
+from flashback.benchmarks.tasks import Array, Benchmark, Images, RawDataset, RawSplit, Task, data_folder, printable
 from flashback.errors import FlashbackError, require, warn_once
 
 PLACEHOLDER_SIDE = 16  # every backbone can halve it three times
@@ -72,7 +70,7 @@ def load_benchmark(
     raw = raw or load_dataset(dataset, data, download)
     raw = _without_images(raw) if labels_only else raw
     names = [(dataset.class_names or raw.class_names)[label] for label in labels]
-    made = tuple(_tasks(*_split(raw, validation, seed), labels, ranges, names))
+    made = tuple(_tasks(_split(raw, validation, seed), labels, ranges, names))
     mean, std = (dataset.mean, dataset.std) if dataset.mean else _measure(made[0].train.x)
     return Benchmark(
         *(spec.name, dataset.name, labels, made, mean, std, tuple(names), raw.checksum),
@@ -199,28 +197,21 @@ def _held_out(labels: Array, fraction: float, seed: int) -> Array:
     return mask
 
 
-def _tasks(train: Part, test: Part, order: Sequence[int], ranges: list[range], names: Sequence[str]) -> Iterator[Task]:
+def _tasks(parts: tuple[Part, Part], order: Sequence[int], ranges: list[range], names: Sequence[str]) -> Iterator[Task]:
     position = np.argsort(np.array(order))  # label -> position in the order
     for index, classes in enumerate(ranges):
-        train_rows, test_rows = (_rows_of(part, order[classes.start : classes.stop]) for part in (train, test))
-        if absent := sorted(set(classes) - set(position[train[0].labels[train_rows]].tolist())):
+        chosen = [rows[np.isin(split.labels[rows], order[classes.start : classes.stop])] for split, rows in parts]
+        columns = [position[split.labels[rows]] for (split, _), rows in zip(parts, chosen, strict=True)]
+        absent, untested = (sorted(set(classes) - set(present.tolist())) for present in columns)
+        if absent:
             raise FlashbackError(f"task {index + 1} has no training images of class '{names[absent[0]]}'; add some")
-        if len(test_rows) == 0:
+        if len(untested) == len(classes):
             raise FlashbackError(f"task {index + 1} has no test images; add some or give other sizes")
-        if untested := sorted(set(classes) - set(position[test[0].labels[test_rows]].tolist())):
+        if untested:
             listed = ", ".join(f"'{names[place]}'" for place in untested)
             warn_once(f"task {index + 1} has no test images of {listed}, so its accuracy ignores them")
-        yield Task(index, classes, _images(train[0], train_rows, position), _images(test[0], test_rows, position))
-
-
-def _rows_of(part: Part, labels: Sequence[int]) -> Array:
-    split, rows = part
-    chosen: Array = rows[np.isin(split.labels[rows], labels)]
-    return chosen
-
-
-def _images(split: RawSplit, rows: Array, position: Array) -> Images:
-    return Images(split.load(rows), torch.from_numpy(position[split.labels[rows]]))
+        loaded = [split.load(rows) for (split, _), rows in zip(parts, chosen, strict=True)]
+        yield Task(index, classes, *(Images(x, torch.from_numpy(y)) for x, y in zip(loaded, columns, strict=True)))
 
 
 def _measure(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -234,3 +225,82 @@ def _measure(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     mean = shares @ values
     std = (shares * (values - mean[:, None]) ** 2).sum(1).sqrt().clamp(min=1 / 255)
     return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def load_dataset(dataset: Dataset, data: str | Path | None, download: bool) -> RawDataset:
+    """Read a dataset and check it against its description."""
+    folder, files = data_folder(data), fetch_files(dataset, data, download)
+    is_npz = files == folder / f"{dataset.name}.npz"
+    raw = read_npz(files, dataset.classes) if is_npz else dataset.read(files)
+    if raw.image_shape != dataset.image or len(raw.class_names) != dataset.classes:
+        raise FlashbackError(
+            f"the files of {dataset.name} in {folder} have {len(raw.class_names)} classes of images "
+            f"{list(raw.image_shape)}, expected {dataset.classes} of {list(dataset.image)}; check the files"
+        )
+    if dataset.checksum not in (None, raw.checksum):
+        raise FlashbackError(f"the data of {dataset.name} have a wrong checksum; install the package again")
+    return raw
+
+
+def find_files(dataset: Dataset, data: str | Path | None) -> Path | None:
+    """The path of a dataset: the .npz of its name, else the official file or folder; None if there is neither."""
+    folder = data_folder(data)
+    paths = [folder / name for name in (f"{dataset.name}.npz", *dataset.files)]
+    return next((path for path in paths if path.is_file() or path.is_dir()), None)
+
+
+def fetch_files(dataset: Dataset, data: str | Path | None, download: bool = True) -> Path:
+    """Like `find_files`, but download what is missing."""
+    return find_files(dataset, data) or _download(dataset, data_folder(data), allowed=download)
+
+
+def missing_message(dataset: Dataset, data: str | Path | None) -> str:
+    files = " or ".join((f"{dataset.name}.npz", *dataset.files))
+    missing = f"the data of {dataset.name} are missing; put {files} into {data_folder(data)} (or name another folder)"
+    pickled = sorted(data_folder(data).glob(f"{dataset.name.replace('cifar', 'cifar-')}-*py*"))  # torchvision's layout
+    return missing + (f"; {pickled[0].name} is there, but pickled, and data are never unpickled" if pickled else "")
+
+
+def _download(dataset: Dataset, folder: Path, allowed: bool) -> Path:
+    import pooch
+
+    missing = missing_message(dataset, folder)
+    if not (allowed and dataset.url):
+        raise FlashbackError(missing)
+    pooch.get_logger().setLevel("WARNING")  # the progress bar shows the address and the size
+    try:
+        downloader = pooch.HTTPDownloader(progressbar=_Progress(dataset, folder), chunk_size=2**16)
+        return Path(
+            pooch.retrieve(dataset.url, f"md5:{dataset.md5}", dataset.files[0], path=folder, downloader=downloader)
+        )
+    except (OSError, ValueError) as problem:  # no network, no such address, no space, or a wrong checksum
+        reason = str(problem) if isinstance(problem, ValueError) else type(problem).__name__
+        raise FlashbackError(f"{missing}: downloading {dataset.url} failed ({reason})") from None
+
+
+class _Progress:
+    """The progress-bar interface of pooch, drawn by rich."""
+
+    total = 0  # set by pooch when the server has answered; 0 if the size is unknown
+
+    def __init__(self, dataset: Dataset, folder: Path) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+        self._bar = Progress(*columns, console=Console(stderr=True))
+        self._task = self._bar.add_task(dataset.files[0], total=None)
+        self._url, self._folder = dataset.url, folder
+
+    def update(self, count: int) -> None:
+        if not self._bar.live.is_started and count:
+            amount = f"{self.total / 1e6:,.1f} MB" if self.total else "of unknown size"
+            print(f"downloading {self._url}, {amount}, into {self._folder}", file=sys.stderr)
+            self._bar.start()
+        self._bar.update(self._task, advance=count, total=self.total or None)
+
+    def reset(self) -> None:
+        self._bar.reset(self._task)
+
+    def close(self) -> None:
+        self._bar.stop()

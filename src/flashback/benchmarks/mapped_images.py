@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from flashback.benchmarks.raw_data import Array
+from flashback.benchmarks.tasks import Array
 from flashback.errors import FlashbackError
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flashback.registry import Registry
 
 if TYPE_CHECKING:
-    from flashback.benchmarks.raw_data import RawDataset
+    from flashback.benchmarks.tasks import RawDataset
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
@@ -42,7 +42,7 @@ def build_backbone(name: str, image_shape: Shape, width: float = 1.0) -> Backbon
     if name.startswith("timm:"):
         backbone: Backbone = timm_backbone(name.removeprefix("timm:"), image_shape)
     else:
-        backbone = _build_registered(name, image_shape, {} if width == 1 else {"width": width})
+        backbone = NETS[name](image_shape, **({} if width == 1 else {"width": width}))
     check_backbone(backbone, name, image_shape)
     return backbone.keep_frozen()
 
@@ -58,19 +58,6 @@ def _has_width(build: Callable[..., Backbone]) -> bool:
     return "width" in inspect.signature(build).parameters
 
 
-def _build_registered(name: str, image_shape: Shape, options: Mapping[str, float]) -> Backbone:
-    build = NETS[name]
-    try:
-        return build(image_shape, **options)
-    except TypeError as problem:
-        inside = problem.__traceback__.tb_next if problem.__traceback__ is not None else None
-        if inside is not None and inside.tb_frame.f_code is not nn.Module.__init__.__code__:
-            raise  # an error inside the function, not in how it is called
-        raise FlashbackError(
-            f"the net '{name}' must be built from one argument, image_shape; change its parameters"
-        ) from None
-
-
 def check_backbone(backbone: object, name: str, image_shape: Shape) -> None:
     """Refuse an object that is not a Backbone, or does not return [2, width] for two blank images."""
     if not isinstance(backbone, Backbone):
@@ -80,12 +67,18 @@ def check_backbone(backbone: object, name: str, image_shape: Shape) -> None:
     width = getattr(backbone, "width", None)
     if type(width) is not int or width < 1:
         raise FlashbackError(f"the net '{name}' has width {width!r}; set `width` to its number of features, 1 or more")
-    device = next((parameter.device for parameter in backbone.parameters()), None)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), evaluating(backbone):
-        features = backbone(torch.zeros(2, *image_shape, device=device))
-    shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-    if shape != [2, width]:
-        raise FlashbackError(f"the net '{name}' returns {shape} for two images; it must return features [2, {width}]")
+    shape = _shape_of_features(backbone, image_shape)
+    require(
+        shape == [2, width], f"the net '{name}' returns {shape} for two images; it must return features [2, {width}]"
+    )
+
+
+def _shape_of_features(module: nn.Module, image_shape: Shape) -> list[int] | str:
+    """The shape of what a module returns for two blank images, or the name of its type if it is no tensor."""
+    device = next((parameter.device for parameter in module.parameters()), None)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), evaluating(module):
+        features = module(torch.zeros(2, *image_shape, device=device))
+    return list(features.shape) if isinstance(features, Tensor) else type(features).__name__
 
 
 OPTIONS = ("pretrained", "cls")
@@ -174,15 +167,13 @@ class ModuleNets:
         return backbone.keep_frozen()
 
     def feature_width(self, image_shape: Shape) -> int:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), evaluating(self.module):
-            features = self.module(torch.zeros(2, *image_shape))
-        shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        shape = _shape_of_features(self.module, image_shape)
+        if isinstance(shape, str) or len(shape) != 2 or shape[0] != 2:
             raise FlashbackError(
                 f"the net '{self.name}' must map images [n, {', '.join(map(str, image_shape))}] to features "
                 f"[n, width], but gives {shape} for two images"
             )
-        return features.shape[1]
+        return shape[1]
 
     def reinitialise(self, module: nn.Module) -> None:
         for name, part in module.named_modules():

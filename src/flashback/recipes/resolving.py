@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashback.benchmarks import canonical_name
-from flashback.benchmarks.resolve import resolve_benchmark
+from flashback.benchmarks.splits import resolve_benchmark
 from flashback.config import RunConfig, TrainingConfig, build, check_sections, set_dotted, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host

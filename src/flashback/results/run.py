@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from flashback.benchmarks.orders import RUN_SEED
+from flashback.benchmarks.splits import RUN_SEED
 from flashback.errors import FlashbackError, require
 from flashback.metrics import summarise
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES

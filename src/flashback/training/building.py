@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flashback.benchmarks import Benchmark, class_order, load_benchmark
-from flashback.benchmarks.task_sizes import task_sizes
+from flashback.benchmarks.splits import task_sizes
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.hosts.base import HOSTS, Host

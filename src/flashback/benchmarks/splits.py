@@ -1,0 +1,181 @@
+"""How the classes of a dataset become tasks: the order in which they are learned, and the size of each task."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashback.benchmarks.specs import BENCHMARKS
+from flashback.config import BenchmarkConfig
+from flashback.errors import FlashbackError, abbreviate, unknown
+
+Order = str | int | Sequence[int | str]
+RUN_SEED = "seed"  # drawn with the seed of the run: another order for each seed, the same for both arms
+Sizes = Sequence[int] | int | str
+TERM = re.compile(r"(?:(?P<count>\d{1,5})\s*x\s*)?(?P<size>\d{1,5})")  # 5x10: five tasks of ten; 50: one of fifty
+MOST_TASKS = 10_000
+
+
+def class_order(order: Order, classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> tuple[int, ...]:
+    """Return the original labels in the order in which they are learned.
+
+    Args:
+        order: "identity"; a number such as 1993, which seeds a permutation; "seed", which uses `seed` as that number;
+            or a list that names each class once, by label or by class name.
+        classes: The number of classes of the dataset.
+        seed: The seed of the run.
+        class_names: The name of each label, for lists of names.
+
+    Raises:
+        FlashbackError: If the order is unknown or is not a permutation of the classes.
+    """
+    if isinstance(order, str | int):
+        number = seed if order == RUN_SEED else order
+        return tuple(range(classes)) if order == "identity" else _permutation(number, classes)
+    names = [str(label) for label in range(classes)] if class_names is None else class_names
+    labels = [_label_of(entry, names) if isinstance(entry, str) else entry for entry in order]
+    if repeated := [label for label, count in Counter(labels).items() if count > 1]:
+        raise FlashbackError(f"the class order names {_describe(repeated[0], names)} twice; name each class once")
+    if outside := sorted(set(labels) - set(range(classes))):
+        raise FlashbackError(f"the class order has the label {outside[0]}; labels go from 0 to {classes - 1}")
+    if missing := sorted(set(range(classes)) - set(labels)):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise FlashbackError(
+            f"the class order has {len(labels)} of {classes} classes; it lacks {_describe(missing[0], names)}{more}"
+        )
+    return tuple(int(label) for label in labels)
+
+
+def has_names(order: object) -> bool:
+    """Whether an order is a list with class names in it."""
+    return isinstance(order, Sequence) and not isinstance(order, str) and any(isinstance(x, str) for x in order)
+
+
+def _label_of(name: str, names: Sequence[str]) -> int:
+    labels = [label for label, known in enumerate(names) if known == name]
+    if not labels:
+        raise unknown("class in benchmark.order", name, names)
+    if len(labels) > 1:
+        raise FlashbackError(f"labels {labels[0]} and {labels[1]} are both named '{name}'; order the classes by label")
+    return labels[0]
+
+
+def _describe(label: int, names: Sequence[str]) -> str:
+    named = 0 <= label < len(names) and names[label] != str(label)
+    return f"'{names[label]}' (label {label})" if named else f"label {label}"
+
+
+def _permutation(seed: str | int, classes: int) -> tuple[int, ...]:
+    """numpy's legacy generator: seed 1993 gives the order on which iCaRL, LUCIR and their successors report."""
+    try:
+        generator = np.random.RandomState(int(seed))
+    except ValueError:
+        raise FlashbackError(
+            f"the class order '{seed}' is unknown; give 'identity', a seed from 0 to 4294967295 such as 1993, "
+            "'seed' for that of the run, or a list of labels or class names"
+        ) from None
+    return tuple(generator.permutation(classes).tolist())
+
+
+def imagenet100_classes() -> list[int]:
+    """Positions of the ImageNet-100 classes among the 1000 sorted WordNet ids: LUCIR's draw with seed 1993."""
+    return sorted(_permutation(1993, 1000)[:100])
+
+
+def read_sizes(sizes: Sizes) -> tuple[int, ...] | int:
+    """Parse a list of sizes, a text such as 50+5x10, or a number, which stands for equal tasks."""
+    if isinstance(sizes, str):
+        return _parse(sizes)
+    if not all(_is_integer(size) for size in (sizes if isinstance(sizes, Sequence) else [sizes])):
+        raise _invalid(sizes)
+    return tuple(int(size) for size in sizes) if isinstance(sizes, Sequence) else int(sizes)
+
+
+def _parse(text: str) -> tuple[int, ...] | int:
+    terms = [TERM.fullmatch(term.strip()) for term in text.split("+")]
+    counts = [(int(term["count"] or 1), int(term["size"])) for term in terms if term is not None]
+    if len(counts) < len(terms) or not 1 <= sum(count for count, _ in counts) <= MOST_TASKS:
+        raise _invalid(text)
+    if text.strip().isdecimal():
+        return counts[0][1]
+    return tuple(size for count, size in counts for _ in range(count))
+
+
+def _is_integer(size: object) -> bool:
+    return isinstance(size, Integral) and not isinstance(size, bool)
+
+
+def _invalid(sizes: object) -> FlashbackError:
+    return FlashbackError(
+        "the task sizes (benchmark.sizes) are a list such as [4, 3, 3], a number such as 2 for equal tasks of two "
+        f"classes, or a text such as 5x2 or 50+5x10, not {abbreviate(sizes)}"
+    )
+
+
+def task_sizes(sizes: Sizes, classes: int) -> tuple[int, ...]:
+    """The size of each task of a dataset with so many classes."""
+    parsed = read_sizes(sizes)
+    if isinstance(parsed, tuple):
+        return parsed
+    if parsed < 1 or classes % parsed:
+        divisors = ", ".join(str(size) for size in range(1, classes + 1) if classes % size == 0)
+        raise FlashbackError(
+            f"{classes} classes cannot be split into equal tasks of {parsed}; give a size among {divisors}, or a "
+            "list of unequal sizes"
+        )
+    return (parsed,) * (classes // parsed)
+
+
+def task_ranges(sizes: Sizes, classes: int) -> list[range]:
+    """The contiguous range of classes of each task."""
+    sizes = task_sizes(sizes, classes)
+    if not sizes or min(sizes) < 1 or sum(sizes) != classes:
+        raise FlashbackError(
+            f"the task sizes {list(sizes)} sum to {sum(sizes)}, but the dataset has {classes} classes; "
+            "give positive sizes that sum to the number of classes"
+        )
+    return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def resolve_benchmark(values: Mapping[str, Any], data: str | Path | None = None) -> Mapping[str, Any]:
+    """Return a configuration whose benchmark.sizes is a list and whose benchmark.order has labels instead of names.
+
+    Only equal tasks and class names need the data; of the user's own files only the labels are read.
+    """
+    section = values.get("benchmark")
+    if not isinstance(section, Mapping):
+        return values
+    name, resolved = str(section.get("name", BenchmarkConfig.name)), dict(section)
+    sizes = section.get("sizes")
+    if sizes is not None and not isinstance(sizes, list | tuple):
+        parsed = read_sizes(sizes)
+        resolved["sizes"] = list(task_sizes(parsed, _count_classes(name, data)) if isinstance(parsed, int) else parsed)
+    if (order := section.get("order")) is not None and has_names(order):
+        names = _class_names(name, data)
+        resolved["order"] = list(class_order(order, len(names), class_names=names))
+    return {**values, "benchmark": resolved}
+
+
+def _count_classes(benchmark: str, data: str | Path | None) -> int:
+    return BENCHMARKS[benchmark].dataset.classes if benchmark in BENCHMARKS else len(_class_names(benchmark, data))
+
+
+def _class_names(benchmark: str, data: str | Path | None) -> Sequence[str]:
+    from flashback.benchmarks.arrays import npz_class_names
+    from flashback.benchmarks.folders import class_folders
+    from flashback.benchmarks.load import fetch_data, load_dataset
+    from flashback.benchmarks.tasks import printable
+
+    if benchmark in BENCHMARKS:
+        dataset = BENCHMARKS[benchmark].dataset
+        return dataset.class_names or load_dataset(dataset, data, download=True).class_names
+    path = fetch_data(benchmark, data)
+    folders = [printable(name) for name in class_folders(path / "train")] if path.is_dir() else None
+    return npz_class_names(path) if folders is None else folders
