@@ -1,4 +1,4 @@
-"""The command that measures how fast training is."""
+"""The commands that examine a machine and a host: bench and check."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashback.cli.console import make_table, output, show_line
-from flashback.cli.options import Device, HostFile, Precision
+from flashback.cli.options import Device, Host, HostFile, Precision, Set
+from flashback.config import parse_assignment
 
 if TYPE_CHECKING:
     from flashback.bench import Figure
+    from flashback.conformance import Check
 
 Names = list[str] | None
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(bench)
 
 
 def bench(
@@ -80,3 +78,27 @@ def name_of(figure: Figure) -> str:
 def speed_of(figure: Figure) -> str:
     seconds = f", {figure.seconds:.1f} s" if figure.seconds else ""
     return f"batch {figure.batch_size}, {figure.mode}: {figure.images_per_second:,.0f} images/s{seconds}"
+
+
+# ---------------------------------------------------------------- check
+
+
+def check(host: Host, host_file: HostFile = None, settings: Set = None) -> int:
+    """Check that a host keeps what comparisons rest on.
+
+    Short runs on made images, on the CPU: the same seed ends the same, a stopped run goes on exactly, flashback goes
+    back to where the task began, both arms cost the same. Exit code 1 if a promise is broken.
+    """
+    from flashback.conformance import check_host
+    from flashback.reports.words import plural
+
+    values = dict(map(parse_assignment, settings or []))
+    checks = check_host(host, settings=values, host_file=host_file, watch=show_check)
+    broken = sum(not one.kept for one in checks)
+    verdict = f"breaks {broken} of" if broken else "keeps all"
+    show_line(f"{host} {verdict} {plural(len(checks), 'promise')}.")
+    return 1 if broken else 0
+
+
+def show_check(check: Check) -> None:
+    show_line(f"kept    {check.promise}" if check.kept else f"BROKEN  {check.promise}: {check.problem}")

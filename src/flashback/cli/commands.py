@@ -1,4 +1,4 @@
-"""The commands list, run, resume and compare; the others have files of their own.
+"""The commands list, run, resume and compare, and the application that has all commands.
 
 What a command needs is imported when it is called, so that --help and a misspelt option are answered at once.
 """
@@ -12,9 +12,12 @@ import typer
 from typer.core import TyperGroup
 
 import flashback as fb
-from flashback.cli import bench, check, report, show, studies
 from flashback.cli import options as opt
+from flashback.cli.bench import bench, check
 from flashback.cli.console import output, show_line
+from flashback.cli.report import report
+from flashback.cli.show import show, show_run
+from flashback.cli.studies import cka, sweep, tune
 from flashback.config import set_dotted, to_dict
 from flashback.errors import FlashbackError, Interrupted, require, unknown
 from flashback.plain_yaml import read_yaml
@@ -101,8 +104,9 @@ def run(
     from flashback.training.finished import finished_run
 
     find_hosts(host_file)
-    options = {"--benchmark": benchmark, "--seed": seed, "--flashback": flashback or None, "--recipe": recipe}
-    given = opt.parse_settings(settings, {**options, "--fast": fast or None, "--precision": precision})
+    given = opt.parse_settings(
+        settings, benchmark=benchmark, seed=seed, flashback=flashback, recipe=recipe, fast=fast, precision=precision
+    )
     if host.endswith((".yaml", ".yml")):
         require(recipe is None, "--recipe does not go with a config.yaml, which is resolved already; use --set")
         config = reconfigure(Path(host), given, data)
@@ -117,13 +121,13 @@ def run(
     check_flashback_is_on(config, given)
     folder = out or default_folder(config)
     if finished_run(folder, to_dict(config), data=data) is not None:
-        show.show_run(folder)
+        show_run(folder)
         show_line("Finished already, with the same settings: nothing was trained.")
         return
     with ProgressView() as view:
         observers = [view.watch(config.host.name, name_and_tasks(folder)[1])]
         fb.run(config, out=folder, data=data, device=device, observers=observers, track=track or [])
-    show.show_run(folder)
+    show_run(folder)
 
 
 @app.command()
@@ -143,7 +147,7 @@ def resume(
     with ProgressView() as view:
         observers = [view.watch(*name_and_tasks(folder))]
         fb.resume(folder, data=data, device=device, observers=observers, track=track or [])
-    show.show_run(folder)
+    show_run(folder)
 
 
 @app.command()
@@ -183,7 +187,7 @@ def compare(
                 seeds=choose_seeds(seeds, seed_list),
                 out=folder,
                 recipe=recipe or opt.DEFAULT_RECIPE,
-                settings=opt.parse_settings(settings, {"--fast": fast or None, "--precision": precision}),
+                settings=opt.parse_settings(settings, fast=fast, precision=precision),
                 jobs=jobs,
                 data=data,
                 device=device,
@@ -201,8 +205,8 @@ def compare(
     return tables.report_failures(comparison.failures)
 
 
-for module in (report, studies, show, check, bench):
-    module.register(app)
+for command in (report, sweep, tune, cka, show, check, bench):
+    app.command()(command)
 
 
 # ---------------------------------------------------------------- from options to arguments
@@ -216,10 +220,7 @@ def choose_seeds(count: str | None, listed: str | None) -> list[int]:
         return list(range(DEFAULT_SEEDS if count is None else int(count)))
     except ValueError:
         raise FlashbackError(
-            f"--seed-list is whole numbers with commas between them, not '{listed}'"
-            if listed is not None
-            else f"--seeds says how many seeds, such as 3 for 0, 1 and 2, not '{count}'; --seed-list takes the seeds "
-            "themselves, such as 123,246,369"
+            f"--seeds says how many seeds, --seed-list names them, such as 123,246,369; not '{listed or count}'"
         ) from None
 
 

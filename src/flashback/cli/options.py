@@ -46,24 +46,19 @@ Track = Annotated[
 ]
 
 DEFAULT_BENCHMARK, DEFAULT_RECIPE = "split-fashion-mini", "controlled"
-SETTING_OF = {  # options that stand for a setting
-    "--benchmark": "benchmark.name",
-    "--seed": "seed",
-    "--flashback": "flashback.enabled",
-    "--recipe": "recipe",
-    "--fast": "fast",
-    "--precision": "training.precision",
-}
+SETTING_OF = {"benchmark": "benchmark.name", "flashback": "flashback.enabled", "precision": "training.precision"}
 
 
-def parse_settings(assignments: list[str] | None, options: dict[str, Any]) -> dict[str, Any]:
+def parse_settings(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
     """The settings from --set and from options that stand for one; if both are given they have to agree."""
     settings = dict(map(parse_assignment, assignments or []))  # if one is repeated the last counts
-    full_keys, given = dotted(settings), {name: value for name, value in options.items() if value is not None}
-    for option, value in given.items():
-        key = SETTING_OF[option]
-        require(full_keys.get(key, value) == value, f"{option} and --set {key} disagree; give one of them")
-    return settings | {SETTING_OF[option]: value for option, value in given.items()}
+    full_keys = dotted(settings)
+    for option, value in options.items():
+        if value is not None and value is not False:  # a flag that is not given leaves its setting alone
+            key = SETTING_OF.get(option, option)
+            require(full_keys.get(key, value) == value, f"--{option} and --set {key} disagree; give one of them")
+            settings[key] = value
+    return settings
 
 
 def note_missing_recipe(host: str, benchmark: str, recipe: str, host_file: Sequence[Path] | None = None) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 from rich.text import Text
 
@@ -31,7 +39,7 @@ class ProgressView:
             TextColumn("{task.description}", markup=False, table_column=fixed),
             BarColumn(bar_width=BAR, table_column=Column(no_wrap=True, min_width=BAR)),
             TimeElapsedColumn(table_column=fixed),
-            TimeLeftColumn(table_column=fixed),
+            TimeRemainingColumn(table_column=fixed),
             StateColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -56,12 +64,6 @@ class ProgressView:
     def print(self, line: str) -> None:
         self.last_line = time.monotonic()
         self.progress.console.print(line, soft_wrap=True)
-
-
-class TimeLeftColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        left = task.time_remaining
-        return Text("" if left is None else f"{timedelta(seconds=int(left))} left")
 
 
 class StateColumn(ProgressColumn):

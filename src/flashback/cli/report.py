@@ -34,10 +34,6 @@ Labels = Annotated[
 Plots = Annotated[Path | None, typer.Option(help="A folder for every chart as PNG and PDF.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(report)
-
-
 def report(
     folders: Folders,
     out: Out = None,

@@ -26,10 +26,6 @@ GIVEN, DEFAULT = "given", "default"
 NET, AUTOMATIC = "host.net", "automatic"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(show)
-
-
 def show(
     host: Annotated[str, typer.Argument(help="The method, e.g. icarl, or the folder of a run.")],
     benchmark: opt.Benchmark = None,
@@ -50,8 +46,7 @@ def show(
     from flashback.studies.preview import check_buildable
 
     find_hosts(host_file)
-    options = {"--benchmark": benchmark, "--recipe": recipe, "--flashback": flashback or None}
-    given = opt.parse_settings(settings, options)
+    given = opt.parse_settings(settings, benchmark=benchmark, recipe=recipe, flashback=flashback)
     if host not in fb.HOSTS and (folder := folder_of(host)) is not None:
         require(not given, f"the run in {folder} has its settings already; leave out the options")
         show_folder(folder)

@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 SYMBOLS = {"flashback.alpha": "alpha_p", "flashback.epochs": "E1"}
 
 
-def register(app: typer.Typer) -> None:
-    for command in (sweep, tune, cka):
-        app.command()(command)
-
-
 # ---------------------------------------------------------------- sweep
 
 
@@ -220,14 +215,7 @@ def cka(
     from flashback.studies.similarity import compare_representations
 
     similarity = compare_representations(
-        host,
-        flashback,
-        reference,
-        data=data,
-        device=device,
-        host_file=host_file,
-        out=out,
-        after_tasks=after_tasks,
+        host, flashback, reference, data=data, device=device, host_file=host_file, out=out, after_tasks=after_tasks
     )
     columns = ("old, host", "old, flashback", "new, host", "new, flashback")
     table = make_table("CKA with joint training, on old and new classes", "layer", *columns)
