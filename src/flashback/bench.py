@@ -71,7 +71,6 @@ class Figure:
     steps_per_second: float = 0.0
     preparation_seconds: float = 0.0  # first steps, captures, compilations
     seconds: float = 0.0  # of a whole run
-    share_outside_steps: float = 0.0  # of the seconds of a whole run
     peak_bytes: int = 0  # of the device since the method was built; 0 on a CPU, which does not tell
     problem: str = ""  # why there is no figure
 
@@ -90,13 +89,6 @@ class Bench:
     size: Size
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     figures: list[Figure] = field(default_factory=list)
-
-    def has(self, figure: Figure) -> bool:
-        return any(known.case == figure.case for known in self.figures if not known.problem)
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        return {key: value for key, value in to_dict(self).items() if key not in ("date", "figures")}
 
 
 def bench(
@@ -134,13 +126,16 @@ def bench(
     config = RunConfig(training=build(TrainingConfig, {"precision": precision}, "training."))
     size = ON_GPU if place.type == "cuda" else ON_CPU
     prepare_device(config, place, select_precision(config, place))  # sets the threads that the device's name tells
-    result = Bench(device_name(place), select_precision(config, place), versions(), size)
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else platform.machine()
+    name += f", {torch.get_num_threads()} CPU threads" * (place.type != "cuda")
+    result = Bench(name, select_precision(config, place), versions(), size)
     if out is not None:
         make_folder(Path(out))
         result = continue_bench(result, Path(out) / FILE)
+    measured = {figure.case for figure in result.figures if not figure.problem}
     length = (tasks or size.tasks, epochs or size.epochs)
     for figure in [Figure(k, *c, *length) for k in only or KINDS for c in cases(k, hosts, batches, modes, size)]:
-        if flashback not in (None, figure.flashback) or result.has(figure):
+        if flashback not in (None, figure.flashback) or figure.case in measured:
             continue
         try:
             new = MEASURES[figure.kind](figure, result, place)
@@ -160,7 +155,7 @@ def continue_bench(new: Bench, path: Path) -> Bench:
         known = build(Bench, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, FlashbackError):
         raise FlashbackError(f"{path} holds no figures of a bench; {ANOTHER_FOLDER}") from None
-    same = known.environment == new.environment
+    same = replace(known, date=new.date, figures=[]) == new
     require(same, f"{path} was measured on another device, precision, version or size; {ANOTHER_FOLDER}")
     return known
 
@@ -169,27 +164,11 @@ def cases(
     kind: str, hosts: Sequence[str], batches: Sequence[int], modes: Sequence[str], size: Size
 ) -> Iterator[tuple[str, bool, str, int]]:
     """Every host, arm, mode and batch size of one kind of figure, with the defaults of the device."""
-    if kind == STEP:
-        hosts = hosts or [name for name in HOSTS if HOSTS[name].task_by_task]
-        batches, modes = batches or size.batches, modes or (MODES if size is ON_GPU else MODES[:1])
-    else:
-        hosts, batches, modes = (
-            hosts or ["icarl"],
-            batches or [32],
-            modes or (MODES[1:2] if size is ON_GPU else MODES[:1]),
-        )
+    usual = MODES[:1] if size is ON_CPU else MODES if kind == STEP else MODES[1:2]
+    hosts = hosts or ([name for name in HOSTS if HOSTS[name].task_by_task] if kind == STEP else ["icarl"])
+    batches, modes = batches or (size.batches if kind == STEP else [32]), modes or usual
     for host, batch, mode in product(hosts, batches, modes):
         yield from ((host, arm, mode, batch) for arm in (False, True) if HOSTS[host].has_knowledge or not arm)
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    threads = torch.get_num_threads()
-    return f"{(names or [platform.machine()])[0]}, {threads} thread{'s' * (threads > 1)}"
 
 
 # ---------------------------------------------------------------- measuring
@@ -248,7 +227,6 @@ def measure_run(case: Figure, bench: Bench, device: torch.device) -> Figure:
         steps_per_second=round(steps / history.seconds, 2),
         preparation_seconds=round(sum(preparation.values()), 2),
         seconds=round(history.seconds, 2),
-        share_outside_steps=round(1 - history.training_seconds / history.seconds, 4),
         peak_bytes=peak_bytes(device),
     )
 

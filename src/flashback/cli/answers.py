@@ -16,7 +16,6 @@ from flashback.reports.report import differences, reservation
 from flashback.reports.words import SETTING_TITLES, TITLES
 from flashback.results import Comparison
 
-MOST_ROWS = 40  # methods that a terminal shows
 MOST_ANSWERS = 10  # comparisons that have a sentence each
 OUTCOMES = {
     "better": "significantly better with flashback",
@@ -66,21 +65,17 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 
 
 def methods_table(report: Report, setting: str, metrics: Sequence[str]) -> Table:
-    """Every method with its means, in a block for every protocol; if there are very many, the best."""
+    """Every method with its means, in a block for every protocol."""
     groups = {one.title: one.rows[setting] for one in tables.methods_tables(report, metrics)}
     title = f"{SETTING_TITLES[setting]}, best first"
     table = make_table(title, "method", "seeds", *(f"{TITLES[metric][0]}{arrow(metric)}" for metric in metrics))
-    many = sum(map(len, groups.values())) > MOST_ROWS
-    most = max(1, MOST_ROWS // len(groups)) if many else MOST_ROWS
     for name, rows in groups.items():
         if len(groups) > 1:
             table.add_section()
             table.add_row(Text(name.removeprefix("Methods "), style="bold"))
-        for row in rows[:most]:
+        for row in rows:
             table.add_row(*row)
-    left = sum(len(rows[most:]) for rows in groups.values())
-    more = f"; {left} more in the report" if left else ""
-    table.caption, table.caption_justify = f"mean ± deviation over seeds{more}; ↓ less is better", "left"
+    table.caption, table.caption_justify = "mean ± deviation over seeds; ↓ less is better", "left"
     return table
 
 
