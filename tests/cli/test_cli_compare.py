@@ -93,6 +93,7 @@ def check_row(row: dict[str, Any], values: dict[tuple[str, int], float | None], 
         )
 
 
+@pytest.mark.slow
 def test_the_numbers_of_flashback_stand_beside_the_answer(flashback: Command, tiny: list[str]) -> None:
     options = ("--set", "flashback.alpha=0.25", "--set", "flashback.epochs=1")
     _, out, _ = flashback("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny, *options)
@@ -128,6 +129,7 @@ def table(out: str) -> list[str]:
     return out.partition("cost of one run")[0].splitlines()
 
 
+@pytest.mark.slow
 def test_a_run_of_another_configuration_is_in_the_way(
     flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +182,7 @@ def test_all_runs_failed(flashback: Command, tiny: list[str], monkeypatch: pytes
     assert "There is no pair to compare." in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_in_python_runs_that_all_failed_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "run", lambda config, **options: 1 / 0)
@@ -204,11 +207,12 @@ def test_seeds_are_a_list_or_a_number(wrong: Any) -> None:
 def test_seeds_by_name_are_told_of_the_list(flashback: Command) -> None:
     code, _, err = flashback("compare", "icarl", "--seeds", "1,2,3")
     assert code == 2
-    assert "--seeds says how many seeds" in err
-    assert "--seed-list takes the seeds themselves" in err
+    assert "--seeds says how many seeds, --seed-list names them" in err
 
 
-@pytest.mark.parametrize(("second", "label"), [(1, "equal budget"), (2, "unequal budget")])
+@pytest.mark.parametrize(
+    ("second", "label"), [(1, "equal budget"), pytest.param(2, "unequal budget", marks=pytest.mark.slow)]
+)
 def test_the_budget_is_measured(flashback: Command, tiny: list[str], second: int, label: str) -> None:
     options = (*tiny, "--set", f"flashback.second_epochs={second}")
     _, out, _ = flashback("compare", "lwf-mc", "--seeds", 1, "--out", "out", *options)
@@ -218,6 +222,7 @@ def test_the_budget_is_measured(flashback: Command, tiny: list[str], second: int
     assert cost["flashback"]["steps"] - cost["host"]["steps"] == (second - 1) * 2 * 3  # later tasks, batches
 
 
+@pytest.mark.slow
 def test_arms_or_surroundings_that_differ_are_named(flashback: Command, tiny: list[str]) -> None:
     command = ("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny)
     assert "Not all runs" not in flashback(*command)[1]
@@ -228,6 +233,7 @@ def test_arms_or_surroundings_that_differ_are_named(flashback: Command, tiny: li
     assert "Not all runs were made alike: torch differ." in flashback(*command)[1]
 
 
+@pytest.mark.slow
 def test_a_setting_that_came_later_is_not_flagged(flashback: Command, tiny: list[str]) -> None:
     command = ("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny)
     flashback(*command)

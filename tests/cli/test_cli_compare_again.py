@@ -20,6 +20,7 @@ def compared() -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_comparison_grows_and_never_shrinks(
     flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_comparison_grows_and_never_shrinks(
     assert compared()["sentence"] == document["sentence"]
 
 
+@pytest.mark.slow
 def test_an_unfinished_seed_does_not_count(flashback: Command, tiny: list[str]) -> None:
     flashback("compare", "lwf-mc", "--seeds", 2, "--out", "out", *tiny)
     for arm in ("host", "flashback"):

@@ -124,6 +124,7 @@ def test_data_of_ones_own_are_found_in_the_data_folder(
     assert flashback("sweep", "own.yaml", "--out", "many", "--data", workplace)[0] == 0
 
 
+@pytest.mark.slow
 def test_seeds_average_over_orders_of_classes(flashback: Command, tiny: list[str]) -> None:
     order = ["--set", "benchmark.order=seed"]
     assert flashback("compare", "lwf-mc", "--seeds", "2", "--out", "out", *tiny, *order)[0] == 0
