@@ -12,7 +12,6 @@ from flashback.cli.console import make_table, output, show_line
 from flashback.cli.tables import arrow
 from flashback.records.terms import SETTINGS
 from flashback.reports import Report, tables
-from flashback.reports.report import differences, reservation
 from flashback.reports.words import SETTING_TITLES, TITLES
 from flashback.results import Comparison
 
@@ -34,12 +33,9 @@ def show_answers(report: Report) -> None:
         metrics = report.metrics if report.chosen else tables.OVERVIEW
         for setting in SETTINGS:
             console.print(methods_table(report, setting, metrics))
-        for line in report.missing_remarks(metrics):
-            show_line(line)
     if report.tests:
         console.print(against_table(report, SETTINGS[0]))
-    reservations = [f"{test.name}: {words}." for test in report.tests if (words := reservation(test))]
-    for line in [*reservations, *report.untested]:
+    for line in [*(f"{test.name}: {test.answer(SETTINGS[0])}" for test in report.tests), *report.untested]:
         show_line(line)
 
 
@@ -53,7 +49,7 @@ def answers(report: Report) -> Iterator[str]:
         yield summary(report.comparisons)
     else:
         yield from (f"{pairing.name}: {pairing.answer(SETTINGS[0])}" for pairing in report.comparisons)
-        yield from (remark for pairing in report.comparisons for remark in differences(pairing))
+        yield from report.difference_remarks
     if report.singles and report.comparisons:
         yield f"{report.singles_in_words}."
 

@@ -16,7 +16,6 @@ from flashback.reports.words import (
     SETTING_TITLES,
     TITLES,
     interval,
-    missing_values,
     number,
     plural,
     probability,
@@ -65,8 +64,7 @@ def comparison_table(comparison: Comparison, width: int) -> Table:
         table.padding, table.show_edge = 0, False
     metrics = dict.fromkeys(row.metric for row in comparison.rows)
     meanings = "; ".join(" ".join(TITLES[metric]) for metric in metrics)
-    empty = "".join(f"\n{why[0].upper()}{why[1:]}" for why in missing_values(comparison, list(metrics)))
-    table.caption, table.caption_justify = f"mean ± deviation; ↓ less is better\n{meanings}{empty}", "left"
+    table.caption, table.caption_justify = f"mean ± deviation; ↓ less is better\n{meanings}", "left"
     for setting in SETTINGS:
         table.add_row(Text(SETTING_TITLES[setting], style="bold"))
         for row in comparison.rows:

@@ -152,7 +152,7 @@ def csv_of_tests(report: Report) -> str:
                 | _sample_columns(against=row.left, method=row.right)
                 | {name: getattr(row.test, name) for name in ("difference", "low", "high", "t", "p")}
                 | {"p_adjusted": adjusted, "pairs": row.test.pairs}
-                | {"differing": "; ".join([*test.differing_settings, *test.differing_environment])}
+                | {"differing": "; ".join(test.differing)}
             )
     return csv_text(rows)
 

@@ -13,9 +13,8 @@ from typing import Any
 from flashback.metrics import PairedTest, verdict
 from flashback.metrics.statistics import FEW
 from flashback.plugin import PHASE_1, PHASE_2
-from flashback.recipes import KINDS
 from flashback.records import dotted
-from flashback.records.terms import FLASHBACK, HOST, SETTINGS
+from flashback.records.terms import HOST, SETTINGS
 from flashback.reports import tables
 from flashback.reports.report import Report, over_tasks
 from flashback.reports.series import Losses, accuracy_band, balance, loss_curves, mean_confusion, mean_matrix, thin
@@ -30,8 +29,8 @@ from flashback.reports.words import (
     plural,
     signed,
 )
-from flashback.results import Comparison, Method, Run
-from flashback.results.naming import recipe_settings, value_in_words
+from flashback.results import Comparison, Method
+from flashback.results.naming import value_in_words
 
 CARDS = 6  # answers that are not folded
 SENTENCES = 50  # of a list on the page; the tables have all
@@ -67,7 +66,6 @@ def html_page(report: Report) -> str:
     return environment.get_template("page.html").render(
         **WORDS,
         report=report,
-        recipe_in_words=recipe_in_words,
         style=Markup(style),
         style_hash=checksum(style),
         script=Markup(script),
@@ -86,14 +84,6 @@ def html_page(report: Report) -> str:
         over_tasks=lambda pairing, setting: with_t(over_tasks(pairing, setting)) if pairing.common_seeds else ABSENT,
         tested=sum(pairing.row(s).test.p is not None for pairing in report.comparisons for s in SETTINGS),
     )
-
-
-def recipe_in_words(run: Run, changed: bool) -> str:
-    """The name of the recipe; the settings of a recipe file are no change of it."""
-    if run.recipe.endswith((".yaml", ".yml")):
-        return f"recipe {run.recipe}"
-    known = run.recipe in KINDS and recipe_settings(run.host, run.benchmark, run.recipe, run.arm == FLASHBACK)
-    return f"recipe {run.recipe}{', changed' * changed}" if known else "no recipe"
 
 
 def checksum(text: str) -> str:

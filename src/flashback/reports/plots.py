@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flashback.plugin import PHASE_1
-from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
-from flashback.reports.data import settings_in, varying_settings
+from flashback.records.terms import ARMS, FLASHBACK, HOST
+from flashback.reports.data import varying_settings
 from flashback.reports.report import Report
 from flashback.reports.series import (
     Array,
@@ -26,7 +27,7 @@ from flashback.reports.series import (
     thin,
 )
 from flashback.reports.words import ARM_TITLES, SETTING_TITLES
-from flashback.results import Comparison, Method, Similarity
+from flashback.results import Comparison, Cost, Method, Similarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,45 +59,44 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
     Returns:
         The files written.
     """
-    folder = Path(folder)
     written: list[Path] = []
-    taken: set[str] = set()
-
-    def save(figure: Figure | None, place: Path, kind: str) -> None:
+    for name, figure in figures(report):
         if figure is not None:
-            place.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
             area = laid_out(figure)
             for suffix, options in FORMATS.items():
-                written.append(place / f"{kind}.{suffix}")
+                written.append(Path(folder) / f"{name}.{suffix}")
                 figure.savefig(written[-1], bbox_inches=area, **options)
+    return written
 
-    for setting in SETTINGS:
-        title = SETTING_TITLES[setting]
-        save(plot_answers(report, setting), folder, f"answers-{title}")
+
+def figures(report: Report) -> Iterator[tuple[str, Figure | None]]:
+    """Every chart with the path of its file; None where there is nothing to draw."""
+    taken: set[str] = set()
+    for setting, title in SETTING_TITLES.items():
+        yield f"answers-{title}", plot_answers(report, setting)
         for where in report.protocols.values():
-            save(plot_methods(report, where, setting), folder, folder_name(f"methods {where} {title}", taken))
+            yield folder_name(f"methods {where} {title}", taken), plot_methods(report, where, setting)
         for (where, key), methods in grids(report).items():
-            save(plot_grid(methods, key, setting, where), folder, folder_name(f"{key} {where} {title}", taken))
+            yield folder_name(f"{key} {where} {title}", taken), plot_grid(methods, key, setting, where)
     only = f" on {Path(report.benchmarks[0]).stem}" if len(report.benchmarks) == 1 else ""  # names then leave it out
     for pairing in report.pairings:
-        place = folder / folder_name(pairing.name + only, taken)
-        for kind, plot in BY_SETTING.items():
-            for setting in SETTINGS:
-                save(plot(pairing, setting), place, f"{kind}-{SETTING_TITLES[setting]}")
-        for kind, draw in WHOLE_RUN.items():
-            save(draw(pairing), place, kind)
+        place = folder_name(pairing.name + only, taken)
+        for setting, title in SETTING_TITLES.items():
+            yield f"{place}/accuracy-{title}", plot_curve(pairing, setting)
+            yield f"{place}/matrices-{title}", plot_matrices(pairing, setting)
+            yield f"{place}/balance-{title}", plot_balance(pairing, setting)
+        yield f"{place}/confusion", plot_confusion(pairing)
+        yield f"{place}/losses", plot_losses(pairing)
+        yield f"{place}/budget", plot_budget(pairing)
     for similarity in report.similarities:
-        save(plot_similarity(similarity), folder / folder_name(f"cka {similarity.title}", taken), "cka")
-    return written
+        yield f"{folder_name(f'cka {similarity.title}', taken)}/cka", plot_similarity(similarity)
 
 
 def folder_name(text: str, taken: set[str]) -> str:
     """Letters, digits and dashes only, and none twice."""
-    name = base = re.sub(r"[^a-z0-9.+]+", "-", text.lower())[:120].strip("-.") or "plots"
-    count = 1
-    while name in taken:
-        count += 1
-        name = f"{base}-{count}"
+    base = re.sub(r"[^a-z0-9.+]+", "-", text.lower())[:120].strip("-.") or "plots"
+    name = next(name for name in chain([base], (f"{base}-{k}" for k in count(2))) if name not in taken)
     taken.add(name)
     return name
 
@@ -122,18 +122,22 @@ def wrapped(text: str, lines: int | None = 3) -> str:
     return "\n".join(textwrap.wrap(text, LINE, max_lines=lines, placeholder=" …")).replace("$", r"\$")
 
 
-def finish(axes: Any, title: str, setting: str = "", over_tasks: bool = False) -> None:
-    axes.set_title(wrapped(title) + (f", {SETTING_TITLES[setting]}" if setting else ""), fontsize="medium")
+def finish(axes: Any, title: str, setting: str, x: str = "tasks learned", y: str = "") -> None:
+    """Labels and grid of a chart with one panel."""
+    axes.set_title(wrapped(title), fontsize="medium")
+    axes.set(xlabel=wrapped(x), ylabel=y or f"average accuracy, % ({SETTING_TITLES[setting]})")
     axes.grid(alpha=0.3)
-    if over_tasks:
-        axes.set_xlabel("tasks learned")
-        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def arm_legend(figure: Figure, axes: Any, arms: Iterable[str]) -> None:
     for arm in arms:
         axes.plot([], [], color="0.4", linestyle=LOOKS[arm]["linestyle"], label=ARM_TITLES[arm])
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+
+
+def draw_bars(axes: Any, x: Any, values: Any, arm: str, width: float = 0.8) -> None:
+    look = {"color": LOOKS[arm]["color"], "hatch": "//" * (arm == HOST), "edgecolor": "white"}
+    axes.bar(x, values, width, label=ARM_TITLES[arm], **look)
 
 
 # ---------------------------------------------------------------- all methods
@@ -149,8 +153,8 @@ def plot_answers(report: Report, setting: str) -> Figure | None:
     if not tests:
         return None
     labels = [wrapped(name, lines=None) for name, _ in tests]
-    lines = [label.split("\n") for label in labels]
-    letters, most = max(len(line) for label in lines for line in label), max(map(len, lines))
+    letters = max(len(line) for label in labels for line in label.split("\n"))
+    most = max(label.count("\n") + 1 for label in labels)
     figure, (axes,) = new_figure(4.5 + 0.09 * letters, 1.2 + (0.14 + 0.2 * most) * len(tests))
     widest = max(1.0, *(abs(test.difference or 0) for _, test in tests))
     ends = [abs(end) for _, test in tests for end in (test.low, test.high) if end is not None]
@@ -188,8 +192,8 @@ def plot_methods(report: Report, where: str, setting: str) -> Figure | None:
             else:
                 look = {"linestyle": LOOKS[method.arm]["linestyle"], "marker": marker, "markersize": 4}
                 axes.plot(np.arange(1, method.tasks + 1), mean, color=colour, **look)
-    axes.set_ylabel(f"average accuracy, % ({SETTING_TITLES[setting]})")
-    finish(axes, where, over_tasks=True)
+    finish(axes, where, setting)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     arm_legend(figure, axes, ARMS)
     return figure
 
@@ -201,16 +205,13 @@ def grids(report: Report) -> dict[tuple[str, str], list[Method]]:
         hosts.setdefault((method.benchmark, method.host), []).append(method)
     result: dict[tuple[str, str], list[Method]] = {}
     for (benchmark, _), methods in hosts.items():
-        varying = varying_settings(run for method in methods for run in method.runs.values())
-        if len(varying) == 1 and all(type(value) in (int, float) for value in values_of(varying[0], methods)):
-            same = len({method.protocol for method in methods}) == 1
-            where = report.protocols[methods[0].protocol] if same else Path(benchmark).stem
+        varying = varying_settings(method.any_run for method in methods)
+        values = [method.flat_settings.get(key) for key in varying for method in methods]
+        if len(varying) == 1 and all(value is None or type(value) in (int, float) for value in values):
+            names = {report.protocols[method.protocol] for method in methods}
+            where = names.pop() if len(names) == 1 else Path(benchmark).stem
             result.setdefault((where, varying[0]), []).extend(methods)
     return result
-
-
-def values_of(key: str, methods: Iterable[Method]) -> list[Any]:
-    return [value for one in methods if (value := settings_in(one.any_run, [key])[key]) is not None]
 
 
 def plot_grid(methods: Sequence[Method], key: str, setting: str, where: str = "") -> Figure:
@@ -220,19 +221,19 @@ def plot_grid(methods: Sequence[Method], key: str, setting: str, where: str = ""
         colour = METHOD_COLOURS[k % len(METHOD_COLOURS)]
         axes.plot([], [], color=colour, label=wrapped(host, lines=2))
         for arm in ARMS:
-            some = [method for method in methods if (method.host, method.arm) == (host, arm)]
             look = {name: LOOKS[arm][name] for name in ("linestyle", "marker")} | {"color": colour}
-            samples = [(settings_in(one.any_run, [key])[key], one.sample(setting=setting)) for one in some]
-            for value, sample in samples:
-                if value is None and sample.mean is not None:
+            known = []
+            for method in (one for one in methods if (one.host, one.arm) == (host, arm)):
+                value, sample = method.flat_settings.get(key), method.sample(setting=setting)
+                if value is not None:
+                    known.append((value, sample.mean, sample.deviation or 0))
+                elif sample.mean is not None:
                     axes.axhline(sample.mean, color=colour, linestyle=look["linestyle"])
-            known = sorted((value, s.mean, s.deviation or 0) for value, s in samples if value is not None)
             if known:
-                axes.errorbar(*zip(*known, strict=True), capsize=3, **look)
-    least, most = min(values_of(key, methods)), max(values_of(key, methods))
-    axes.set_xscale("log" if least > 0 and most >= LOGARITHMIC * least else "linear")
-    axes.set(xlabel=wrapped(key), ylabel=f"average accuracy, % ({SETTING_TITLES[setting]})")
-    finish(axes, where)
+                axes.errorbar(*zip(*sorted(known), strict=True), capsize=3, **look)
+    values = [value for method in methods if (value := method.flat_settings.get(key)) is not None]
+    axes.set_xscale("log" if min(values) > 0 and max(values) >= LOGARITHMIC * min(values) else "linear")
+    finish(axes, where, setting, key)
     arm_legend(figure, axes, [arm for arm in ARMS if any(method.arm == arm for method in methods)])
     return figure
 
@@ -246,8 +247,8 @@ def plot_curve(pairing: Comparison, setting: str) -> Figure:
         band, steps = accuracy_band(list(method.runs.values()), setting), np.arange(1, method.tasks + 1)
         axes.fill_between(steps, band.low, band.high, color=LOOKS[method.arm]["color"], alpha=0.18, linewidth=0)
         axes.plot(steps, band.mean, label=ARM_TITLES[method.arm], **LOOKS[method.arm])
-    axes.set_ylabel(f"average accuracy, % ({SETTING_TITLES[setting]})")
-    finish(axes, pairing.name, over_tasks=True)
+    finish(axes, pairing.name, setting)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend()
     return figure
 
@@ -273,20 +274,16 @@ def plot_confusion(pairing: Comparison) -> Figure | None:
 def heat_maps(
     matrices: dict[str, Array], names: Sequence[str], title: str, x: str, y: str, with_difference: bool = False
 ) -> Figure:
-    difference = with_difference and len(matrices) == len(ARMS)
-    figure, axes = new_figure(4 * (len(matrices) + difference), 3.6, len(matrices) + difference)
-    images = []
-    for panel, (name, matrix) in zip(axes, matrices.items(), strict=False):
-        images.append((panel, panel.imshow(matrix, vmin=0, vmax=100, cmap="cividis"), name))
-    if difference:
+    panels = [(name, matrix, {"vmin": 0, "vmax": 100, "cmap": "cividis"}) for name, matrix in matrices.items()]
+    if with_difference and len(matrices) == len(ARMS):
         host, flashback = matrices.values()
         most = max(1.0, float(np.nanmax(np.abs(flashback - host))))
-        image = axes[-1].imshow(flashback - host, vmin=-most, vmax=most, cmap="PuOr_r")
-        images.append((axes[-1], image, "flashback − host"))
+        panels.append(("flashback − host", flashback - host, {"vmin": -most, "vmax": most, "cmap": "PuOr_r"}))
+    figure, axes = new_figure(4 * len(panels), 3.6, len(panels))
     ticks = thin(len(names), 10)
     labels = [wrapped(names[tick][:12]) for tick in ticks]
-    for panel, image, name in images:
-        figure.colorbar(image, ax=panel, shrink=0.8, use_gridspec=False)
+    for panel, (name, matrix, colours) in zip(axes, panels, strict=True):
+        figure.colorbar(panel.imshow(matrix, **colours), ax=panel, shrink=0.8, use_gridspec=False)
         panel.set_title(name, fontsize="medium")
         panel.set_xticks(ticks, labels, rotation=0 if max(map(len, labels)) < 4 else 90)
         panel.set_yticks(ticks, labels)
@@ -307,8 +304,8 @@ def plot_balance(pairing: Comparison, setting: str) -> Figure | None:
         axes.plot(learned, forgotten, label=ARM_TITLES[arm], **LOOKS[arm] | {"linestyle": "none"})
     for task, (x, y) in enumerate(zip(*points[pairing.methods[-1].arm], strict=True)):
         axes.annotate(str(task + 1), (x, y), xytext=(5, -4), textcoords="offset points", fontsize="small")
-    axes.set(xlabel="accuracy when new, % (plasticity)", ylabel="forgetting, %")
-    finish(axes, pairing.name, setting)
+    title = f"{pairing.name}, {SETTING_TITLES[setting]}"
+    finish(axes, title, setting, "accuracy when new, % (plasticity)", "forgetting, %")
     axes.legend()
     return figure
 
@@ -356,41 +353,27 @@ def draw_stages(axes: Any, curve: Losses) -> None:
 def plot_budget(pairing: Comparison) -> Figure | None:
     if pairing.is_single:
         return None
-    costs = pairing.cost
-    quantities: dict[str, dict[str, float | None]] = {
-        "optimiser steps": {arm: cost.steps for arm, cost in costs.items()},
-        "images": {arm: cost.images for arm, cost in costs.items()},
-        "seconds (device may be shared)": {arm: cost.seconds for arm, cost in costs.items()},
-        "stable knowledge, bytes": {arm: cost.bytes.get("stable", 0) for arm, cost in costs.items()},
-        "plastic knowledge, bytes": {arm: cost.bytes.get("plastic", 0) for arm, cost in costs.items()},
+    quantities: dict[str, Callable[[Cost], float | None]] = {
+        "optimiser steps": lambda cost: cost.steps,
+        "images": lambda cost: cost.images,
+        "seconds (device may be shared)": lambda cost: cost.seconds,
+        "stable knowledge, bytes": lambda cost: cost.bytes.get("stable"),
+        "plastic knowledge, bytes": lambda cost: cost.bytes.get("plastic"),
     }
     figure, axes = new_figure(11, 2.6, len(quantities))
-    for panel, (title, values) in zip(axes, quantities.items(), strict=True):
-        for arm, value in values.items():
-            panel.bar(arm, value or 0, color=LOOKS[arm]["color"], hatch="//" * (arm == HOST), edgecolor="white")
+    for panel, (title, amount) in zip(axes, quantities.items(), strict=True):
+        for arm, cost in pairing.cost.items():
+            draw_bars(panel, arm, amount(cost) or 0, arm)
         panel.set_title(title, fontsize="small")
     figure.suptitle(f"{wrapped(pairing.name)}: {pairing.budget}", fontsize="medium")
     return figure
-
-
-BY_SETTING: dict[str, Callable[[Comparison, str], Figure | None]] = {
-    "accuracy": plot_curve,
-    "matrices": plot_matrices,
-    "balance": plot_balance,
-}
-WHOLE_RUN: dict[str, Callable[[Comparison], Figure | None]] = {
-    "confusion": plot_confusion,
-    "losses": plot_losses,
-    "budget": plot_budget,
-}
 
 
 def plot_similarity(similarity: Similarity) -> Figure:
     figure, axes = new_figure(9, 3.2, 2, sharey=True)
     for panel, (images, arms) in zip(axes, similarity.values.items(), strict=True):
         for k, (arm, values) in enumerate(arms.items()):
-            look = {"color": LOOKS[arm]["color"], "hatch": "//" * (arm == HOST), "edgecolor": "white"}
-            panel.bar(np.arange(len(values)) + 0.36 * (k - 0.5), values, 0.34, label=ARM_TITLES[arm], **look)
+            draw_bars(panel, np.arange(len(values)) + 0.36 * (k - 0.5), values, arm, 0.34)
         panel.set_xticks(range(len(similarity.layers)), map(wrapped, similarity.layers), fontsize="small")
         panel.set(title=f"{images} images", ylim=(0, 1))
     axes[0].set_ylabel("linear CKA with the reference")

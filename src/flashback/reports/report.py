@@ -19,7 +19,6 @@ from flashback.reports.series import mean_matrix
 from flashback.reports.words import (
     TITLES,
     metric_called,
-    missing_values,
     plural,
     unmatched_seeds,
     unvalued_seeds,
@@ -36,7 +35,6 @@ from flashback.results import (
     pair_arms,
     read_runs,
 )
-from flashback.results.comparison import empty_arm
 from flashback.results.method import canonical, setup
 from flashback.results.naming import DIGITS, distinct_names, setting_in_words
 from flashback.results.reading import Folders
@@ -129,28 +127,23 @@ class Report:
         return methods
 
     @cached_property
-    def _baselines(self) -> dict[str, tuple[Method, list[Method]]]:
-        """By name, every other method with the baselines that it may be tested against."""
-        if not self.baseline:
-            return {}
-        bases = self.methods_called(self.baseline)
-        others = [m for methods in self.ranked(SETTINGS[0]).values() for m in methods if m not in bases]
-        return {one.name: (one, [base for base in bases if not obstacles(base, one)]) for one in others}
-
-    @cached_property
     def tests(self) -> list[Comparison]:
-        """Every method against the baseline; of several settings of it, the one that is most alike."""
-        return [nearest(bases, method) for method, bases in self._baselines.values() if bases]
+        """Every method against the baseline; of several settings of it, the most similar."""
+        possible = [[test for test in tests if not obstacles(test)] for tests in self._against.values()]
+        return [min(tests, key=lambda test: len(test.differing)) for tests in possible if tests]
 
     @property
     def untested(self) -> list[str]:
+        reasons = {name: min(map(obstacles, tests), key=len) for name, tests in self._against.items()}
+        words = {name: " and ".join(some) for name, some in reasons.items() if some}
+        return [f"{name} is not tested against {self.baseline}: {reason}." for name, reason in words.items()]
+
+    @cached_property
+    def _against(self) -> dict[str, list[Comparison]]:
+        """By name, every method against each setting of the baseline."""
         bases = self.methods_called(self.baseline) if self.baseline else []
-        reasons = {
-            method.name: min((obstacles(base, method) for base in bases), key=len)
-            for method, allowed in self._baselines.values()
-            if not allowed
-        }
-        return [f"{name} is not tested against {self.baseline}: {' and '.join(r)}." for name, r in reasons.items()]
+        others = [m for methods in self.ranked(SETTINGS[0]).values() for m in methods if m not in bases]
+        return {one.name: [compare_methods(base, one) for base in bases] for one in others if bases}
 
     def tested(self, setting: str, metrics: Sequence[str]) -> list[tuple[Comparison, Row, float | None]]:
         """Every test against the baseline with p adjusted for the number of tests of the metric by Holm's method."""
@@ -206,54 +199,44 @@ class Report:
     @property
     def shared_changes(self) -> str:
         """The settings that differ from the recipes and that all methods share; names leave them out."""
-        with_flashback = [method for method in self.methods if method.arm == FLASHBACK]
-        shared = []
-        for key, value in (item for method in self.methods[:1] + with_flashback[:1] for item in method.changes.items()):
-            methods = with_flashback if key.startswith("flashback.") else self.methods
-            words = setting_in_words(key, value)
-            if words not in shared and all(m.changes.get(key, not value) == value for m in methods):
+        changes = [[setting_in_words(*item) for item in method.changes.items()] for method in self.methods]
+        with_flashback = [some for some, method in zip(changes, self.methods, strict=True) if method.arm == FLASHBACK]
+        shared = [words for words in changes[0] if all(words in some for some in changes)]
+        for words in with_flashback[0] if with_flashback else []:
+            if words.startswith("flashback.") and all(words in some for some in with_flashback):
                 shared.append(words)
-        return ", ".join(shared)
+        return ", ".join(dict.fromkeys(shared))
 
     @property
     def code_remarks(self) -> list[str]:
         """Name the runs that cannot be compared, or not be relied on, because their code differs."""
-        changed = {run.name: run.record.run.get("changed_on_resume") or [] for run in self.runs}
         remarks = [
-            f"{name} was resumed in a different environment ({', '.join(map(str, what))})."
-            for name, what in changed.items()
-            if what
+            f"{run.name} was resumed in a different environment ({', '.join(map(str, changed))})."
+            for run in self.runs
+            if (changed := run.record.run.get("changed_on_resume"))
         ]
-        alike: dict[str, list[Run]] = {}
+        codes: dict[tuple[str, str], set[str]] = {}
         for run in self.runs:
-            alike.setdefault(canonical(setup(run)), []).append(run)
-        codes: dict[str, set[str]] = {}
-        for runs in alike.values():
-            if len(digests := {str(run.code or "unknown")[:DIGITS] for run in runs}) > 1:
-                codes.setdefault(runs[0].host, set()).update(digests)
+            codes.setdefault((run.host, canonical(setup(run))), set()).add(str(run.code or "unknown")[:DIGITS])
+        different = {host: ", ".join(sorted(digests)) for (host, _), digests in codes.items() if len(digests) > 1}
         return remarks + [
-            f"{host}: its runs were made with different code ({', '.join(sorted(digests))}), so they are not compared "
-            "with each other; run those of the old code again in another folder."
-            for host, digests in codes.items()
+            f"{host}: its runs were made with different code ({digests}), so they are not compared with each other; "
+            "run those of the old code again in another folder."
+            for host, digests in different.items()
         ]
 
     @property
     def difference_remarks(self) -> list[str]:
-        return [remark for pairing in self.pairings for remark in differences(pairing)]
+        """Say where runs that are compared were not made alike."""
+        arms = [(p, "arms", p.differing_settings) for p in self.comparisons]
+        runs = [(p, "runs", p.differing_environment) for p in self.pairings]
+        return [f"{p.name}: the {what} differ in {', '.join(keys)}." for p, what, keys in arms + runs if keys]
 
     @property
     def seed_remarks(self) -> list[str]:
         """Name the comparisons whose means rest on other seeds than their differences."""
         remarks = {p.name: [unmatched_seeds(p), *unvalued_seeds(p, self.metrics)] for p in self.pairings}
         return [f"{name}: {remark}" for name, some in remarks.items() for remark in some if remark]
-
-    def missing_remarks(self, metrics: Sequence[str]) -> list[str]:
-        """Say why columns of a table are empty for a host."""
-        hosts: dict[str, list[str]] = {}
-        for method in self.methods:
-            for reason in missing_values(Comparison(method, empty_arm(method, FLASHBACK)), metrics):
-                hosts.setdefault(reason, []).append(method.host)
-        return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in hosts.items()]
 
 
 def read_report(
@@ -286,16 +269,6 @@ def read_report(
     return report
 
 
-def differences(pairing: Comparison) -> list[str]:
-    """Say where runs that are compared were not made alike."""
-    remarks = []
-    if pairing.differing_settings and not pairing.is_single:
-        remarks.append(f"{pairing.name}: the arms differ in {', '.join(pairing.differing_settings)}.")
-    if pairing.differing_environment:
-        remarks.append(f"{pairing.name}: the runs differ in {', '.join(pairing.differing_environment)}.")
-    return remarks
-
-
 def over_tasks(pairing: Comparison, setting: str) -> PairedTest:
     """The paper's test for oEWC: one pair per task, of average accuracies that are means over common seeds."""
     left, right = (
@@ -304,26 +277,10 @@ def over_tasks(pairing: Comparison, setting: str) -> PairedTest:
     return paired_over_tasks(left, right)
 
 
-def obstacles(base: Method, method: Method) -> list[str]:
+def obstacles(test: Comparison) -> list[str]:
     """Why two methods cannot be tested against each other."""
-    data = differing_keys(base.any_run.protocol, method.any_run.protocol)
-    memory = [key for key in compare_methods(base, method).differing_settings if key.startswith("host.memory")]
-    keys = data + (memory if base.host != method.host else [])
+    keys = differing_keys(test.left.any_run.protocol, test.right.any_run.protocol)
+    if test.left.host != test.right.host:
+        keys += [key for key in test.differing_settings if key.startswith("host.memory")]
     reasons = [f"{', '.join(keys)} differs"] if keys else []
-    return reasons if base.runs.keys() & method.runs.keys() else [*reasons, "no seed in common"]
-
-
-def nearest(bases: Sequence[Method], method: Method) -> Comparison:
-    tests = [compare_methods(base, method) for base in bases]
-    distances = [len(test.differing_settings) + len(test.differing_environment) for test in tests]
-    closest = [test for test, distance in zip(tests, distances, strict=True) if distance == min(distances)]
-    names = ", ".join(test.left.name for test in closest)
-    require(len(closest) == 1, f"{method.name} may be tested against several methods; name one of: {names}")
-    return closest[0]
-
-
-def reservation(test: Comparison) -> str:
-    """What else may explain a difference: the budget, settings, devices and versions; empty where all is equal."""
-    keys = [*test.differing_settings, *test.differing_environment]
-    budget = "" if test.equal_budget else test.budget
-    return ", ".join(filter(None, [budget, f"they also differ in {', '.join(keys)}" if keys else ""]))
+    return reasons if test.common_seeds else [*reasons, "no seed in common"]

@@ -27,7 +27,7 @@ from flashback.results import Method, Row
 from flashback.results.comparison import SIGNIFICANT
 
 OVERVIEW = ("average_accuracy", "average_incremental_accuracy", "forgetting")  # where there is no space for all
-PERCENT = "Mean ± sample deviation over seeds, in percent."
+PERCENT = "Mean ± sample deviation over seeds, in percent; – where undefined."
 MOST_CLASSES = 20  # of a table of classes in a text; CSV has all
 
 
@@ -80,7 +80,6 @@ def results_table(report: Report) -> Table:
         "p < 0.05. The arrow beside a metric shows which way is better. SPR is forgetting in percent of the accuracy "
         "on the last task, so read it together with NTA; it is undefined where forgetting is negative.",
         *report.seed_remarks,
-        *([] if report.has_overview else report.missing_remarks(report.metrics)),
     ]
     columns = ("method", "metric", "host", "with flashback", "difference", "95 % interval", "p", "pairs")
     return Table("Results", columns, 2, by_setting(rows), notes, "results-table")

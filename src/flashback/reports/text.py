@@ -50,7 +50,7 @@ def markdown(report: Report) -> str:
             lines += ["", f"### Against {plain(report.baseline)}", "", *bullets([*answers, *report.untested])]
             lines += table_of(tests, setting, tests.title)
     notes = [*(arms.notes if arms else []), *([METHODS_NOTE] if methods else []), *(tests.notes if tests else [])]
-    remarks = [*report.seed_remarks, *report.missing_remarks(report.metrics), *report.difference_remarks]
+    remarks = [*report.seed_remarks, *report.difference_remarks]
     lines += ["", *bullets([*notes, *remarks])]
     for table in classes_table(report):
         if len(table.rows[""]) <= MOST_CLASSES:
@@ -104,8 +104,7 @@ def latex(report: Report) -> str:
         if len(groups) > 1:
             span = rf"    \multicolumn{{{2 + len(report.metrics)}}}{{l}}"
             groups = {name: [rf"{span}{{\emph{{{escaped(name)}}}}} \\", *rows] for name, rows in groups.items()}
-        remarks = report.missing_remarks(report.metrics)
-        blocks.append(latex_table(report, setting, methods[0], "methods", about, remarks, list(groups.values())))
+        blocks.append(latex_table(report, setting, methods[0], "methods", about, [], list(groups.values())))
     for setting in SETTINGS if arms else ():
         rows = [latex_row(row if k % 3 == 0 else ["", *row[1:]]) for k, row in enumerate(arms.rows[setting])]
         about = "; difference with $p$ of the paired $t$-test by seed in brackets"

@@ -1,8 +1,8 @@
-"""The words of a report: titles of metrics, arms and settings, and remarks about values that are missing."""
+"""The words of a report: titles of metrics, arms and settings, and remarks about seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from flashback.errors import unknown
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
@@ -11,7 +11,7 @@ from flashback.metrics.statistics import interval as interval
 from flashback.metrics.statistics import number as number
 from flashback.metrics.statistics import probability as probability
 from flashback.metrics.statistics import signed as signed
-from flashback.records.terms import ARMS, FLASHBACK, HOST
+from flashback.records.terms import FLASHBACK, HOST
 from flashback.results import Comparison, Sample
 
 HIGHER_IS_BETTER = METRICS | OVER_IMAGES
@@ -26,14 +26,6 @@ TITLES = {  # short and long
     "mean_new_task_accuracy": ("mean NTA", "new-task accuracy, mean over tasks"),
     "average_incremental_accuracy_images": ("AIA, images", "average incremental accuracy over test images"),
     "last_accuracy_images": ("LA, images", "last accuracy over test images"),
-}
-ALL_AT_ONCE = "it learned all tasks at once"
-ONE_TASK = "there is no earlier task"
-NO_VALUE = {  # why a metric may be undefined for all seeds
-    "forgetting": ONE_TASK,
-    "backward_transfer": ONE_TASK,
-    "forward_transfer": "its classifier gives no score to classes it has not met",
-    "stability_plasticity_ratio": "nothing was forgotten, or the last task was not learned",
 }
 ARM_TITLES = {HOST: "host", FLASHBACK: "with flashback"}
 SETTING_TITLES = {"class_incremental": "class-incremental", "task_incremental": "task-incremental"}
@@ -71,52 +63,32 @@ def direction(metric: str, difference: float | None) -> str:
     return "better" if (difference > 0) == HIGHER_IS_BETTER[metric] else "worse"
 
 
-# ---------------------------------------------------------------- remarks
-
-
 def unmatched_seeds(comparison: Comparison) -> str:
     """Name the seeds that count for a mean but not for the difference; empty where both arms have the same."""
-    seeds = {HOST: comparison.left.runs.keys(), FLASHBACK: comparison.right.runs.keys()}
-    alone = (
-        ""
-        if comparison.is_single
-        else _by_arm({arm: sorted(seeds[arm] - set(comparison.common_seeds)) for arm in ARMS})
-    )
-    return f"Seeds of only one arm ({alone}) count for its mean, not for the difference and its test." if alone else ""
+    left, right = comparison.left.runs.keys(), comparison.right.runs.keys()
+    alone = {} if comparison.is_single else {HOST: left - right, FLASHBACK: right - left}
+    words = seeds_in_words(alone)
+    return f"Seeds of only one arm ({words}) count for its mean, not for the difference and its test." if words else ""
 
 
 def unvalued_seeds(comparison: Comparison, metrics: Collection[str] = TITLES) -> list[str]:
     """Name the metrics that some seeds of an arm have and others do not, such as SPR with negative forgetting."""
     remarks = []
     for row in (row for row in comparison.rows if row.metric in metrics):
-        arms = {HOST: row.left, FLASHBACK: row.right}
-        missing = {
-            arm: [seed for seed, value in sample.values.items() if value is None]
-            for arm, sample in arms.items()
-            if sample.is_partial
-        }
-        if missing:
+        samples = {HOST: row.left, FLASHBACK: row.right}
+        words = seeds_in_words({arm: sample.missing for arm, sample in samples.items()})
+        if words:
             remarks.append(
-                f"{TITLES[row.metric][0]}, {SETTING_TITLES[row.setting]}, is undefined for some seeds "
-                f"({_by_arm(missing)}), so it has no mean and no test: the other seeds would be a choice by outcome."
+                f"{TITLES[row.metric][0]}, {SETTING_TITLES[row.setting]}, is undefined for some seeds ({words}), so it "
+                "has no mean and no test: the other seeds would be a choice by outcome."
             )
     return remarks
 
 
-def missing_values(comparison: Comparison, metrics: Sequence[str]) -> list[str]:
-    """Say which metrics no run of a comparison has, and why."""
-    values: dict[str, set[float | None]] = {}
-    for row in comparison.rows:
-        values.setdefault(row.metric, set()).update(*(sample.values.values() for sample in (row.left, row.right)))
-    at_once = values.get("average_incremental_accuracy") == {None}
-    reasons: dict[str, list[str]] = {}
-    for metric in metrics:
-        if values.get(metric) == {None}:
-            reason = ALL_AT_ONCE if at_once else NO_VALUE.get(metric, "its records have none")
-            reasons.setdefault(reason, []).append(TITLES[metric][0])
-    return [f"no {', '.join(names)}, since {reason}." for reason, names in reasons.items()]
-
-
-def _by_arm(seeds: Mapping[str, Sequence[int]]) -> str:
-    words = {arm: f"seed{'s' * (len(some) > 1)} {', '.join(map(str, some))}" for arm, some in seeds.items() if some}
-    return "; ".join(f"{ARM_TITLES[arm]}: {text}" for arm, text in words.items())
+def seeds_in_words(seeds: Mapping[str, Collection[int]]) -> str:
+    """Seeds by arm, such as "host: seeds 1, 2"."""
+    return "; ".join(
+        f"{ARM_TITLES[arm]}: seed{'s' * (len(some) > 1)} {', '.join(map(str, sorted(some)))}"
+        for arm, some in seeds.items()
+        if some
+    )

@@ -35,7 +35,7 @@ class Row:
 
     @classmethod
     def of(cls, setting: str, metric: str, left: Sample, right: Sample) -> Row:
-        if left.is_partial or right.is_partial:  # the seeds that have a value are a choice by outcome
+        if left.missing or right.missing:  # the seeds that have a value are a choice by outcome
             return cls(setting, metric, Sample(left.values), Sample(right.values), paired_test({}, {}))
         return cls(setting, metric, left, right, paired_test(left.values, right.values))
 
@@ -166,6 +166,11 @@ class Comparison:
         return sorted(keys - ({"code"} if self.left.host != self.right.host else set()))
 
     @property
+    def differing(self) -> list[str]:
+        """What else may explain a difference: settings, devices and versions."""
+        return [*self.differing_settings, *self.differing_environment]
+
+    @property
     def flashback(self) -> str:
         """alpha_p and E1, in words."""
         if self.right.arm != FLASHBACK:
@@ -189,7 +194,7 @@ class Comparison:
         """The verdict, with the setting, the budget and the settings that differ."""
         if self.is_single:
             return f"Only one method ({self.methods[0].name}) has runs, so there is nothing to compare."
-        keys = [*self.differing_settings, *([] if self.is_of_arms else self.differing_environment)]
+        keys = self.differing_settings if self.is_of_arms else self.differing
         differing, title = f", with different {', '.join(keys)}" if keys else "", setting.replace("_", "-")
         return f"Average accuracy, {title}, {self.budget}{differing}: {self.verdict(setting)}"
 

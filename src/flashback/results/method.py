@@ -31,9 +31,9 @@ class Sample:
         return cls(values, mean(known), deviation(known)) if len(known) == len(values) else cls(values)
 
     @property
-    def is_partial(self) -> bool:
-        """Whether some seeds have a value and others none."""
-        return None in self.values.values() and len(self) > 0
+    def missing(self) -> list[int]:
+        """The seeds without a value where others have one."""
+        return [seed for seed, value in self.values.items() if value is None] if len(self) else []
 
     def __len__(self) -> int:
         return sum(value is not None for value in self.values.values())

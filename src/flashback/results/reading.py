@@ -108,7 +108,7 @@ def same_spelling(runs: Sequence[Run]) -> list[Run]:
 def with_labels(runs: Sequence[Run], labels: Mapping[str, str | Path]) -> list[Run]:
     labelled = list(runs)
     for label, folder in labels.items():
-        inside = [k for k, run in enumerate(runs) if run.record.path.resolve().is_relative_to(Path(folder).resolve())]
+        inside = [k for k, run in enumerate(runs) if run.path.resolve().is_relative_to(Path(folder).resolve())]
         require(bool(inside), f"no run lies below {folder}, the folder of the label {label}; name a folder with runs")
         for k in inside:
             labelled[k] = replace(labelled[k], label=label)

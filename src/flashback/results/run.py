@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from flashback.benchmarks.splits import RUN_SEED
@@ -79,6 +80,10 @@ class Run(Configured):
     results: dict[str, Values]
     epochs: list[Epoch]
     label: str = ""  # given by the user
+
+    @property
+    def path(self) -> Path:
+        return self.record.path
 
     @property
     def config(self) -> Mapping[str, Any]:  # type: ignore[override]
