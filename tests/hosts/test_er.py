@@ -21,11 +21,11 @@ LONGER = {"training__epochs": 6, "training__lr": 0.02, "training__momentum": 0.9
 @pytest.mark.parametrize(("new", "old"), [([2, 4, 3, 3, 2, 4], [0, 1]), ([2, 3], [0, 1, 1, 4, 0, 2])])
 def test_the_loss_is_the_mean_over_new_and_drawn_images_alike(new: list[int], old: list[int]) -> None:
     step, drawn = made_step(new, 7), made_step(old, 7, seed=1)
-    draw = Draw(torch.arange(len(old)), drawn.batch.y, drawn.output)
+    draw = Draw(torch.arange(len(old)), drawn.batch.y, drawn.batch.x).with_output(drawn.output)
     terms = quick_host("er", **SMALL).losses(ReplayStep(step.batch, step.output, [draw]))
     assert list(terms) == ["task", "replay"]
     whole = torch.cat([step.output.logits, drawn.output.logits]).detach()
-    expected = slow_cross_entropy(whole, [*new, *old], 7)  # classes to come take part, as in DER
+    expected = slow_cross_entropy(whole, [*new, *old], 7)  # future classes take part, as in DER
     assert sum(terms.values()).item() == pytest.approx(expected, rel=1e-12)
     replayed = len(old) / (len(new) + len(old)) * slow_cross_entropy(drawn.output.logits.detach(), old, 7)
     assert terms["replay"].item() == pytest.approx(replayed, rel=1e-12)

@@ -53,9 +53,8 @@ def made_step(host: XDER, *slots: list[int], stream: torch.Tensor | None = None)
     draws = []
     for k, own in enumerate(slots):
         index = torch.tensor(own)
-        draws.append(
-            Draw(index, host.memory.labels[index], Output(noise(len(own), 3), 2 * noise(len(own), 7, seed=k + 1)))
-        )
+        output = Output(noise(len(own), 3), 2 * noise(len(own), 7, seed=k + 1))
+        draws.append(Draw(index, host.memory.labels[index], host.memory.images[index]).with_output(output))
     return XDERStep(batch, Output(noise(8, 3), 2 * noise(8, 7, seed=9) if stream is None else stream), draws, None)
 
 
@@ -167,7 +166,7 @@ def test_strong_views_leave_batchnorm_statistics_alone() -> None:
 def test_strong_views_are_of_the_first_new_and_of_stored_images() -> None:
     host = host_in(1)
     batch = batch_of(host, 1)
-    (views,), labels = host.strong_views(batch)
+    views, labels = host.strong_views(batch)
     assert views.shape == (16, *batch.x.shape[1:])
     assert torch.equal(labels[:8], labels[8:])
     assert torch.equal(labels[:4], batch.y[:4])

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from flashback.batches import Batch
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.replay import Recalled, ReplayHost, ReplayStep, sample_new_images, trim_to_quotas
+from flashback.hosts.replay import Draw, ReplayHost, ReplayStep, sample_new_images, trim_to_quotas
 from flashback.knowledge import flat
 from flashback.memory import Field
 from flashback.nets import Output, joint_forward
-
-
-@dataclass
-class AGEMStep(ReplayStep):
-    recalled: list[Recalled]  # the images of the draws
 
 
 @HOSTS.register("agem")
 class AGEM(ReplayHost):
     """Cross-entropy on new images; a gradient that opposes the one on stored images is projected.
 
-    The stored images and labels are the stable knowledge, and the projection (Eq. 11 of the paper) is all that
-    protects it: there is no stability loss. The memory holds as many images of every class, drawn at random.
+    The stored images and labels are the stable knowledge, and the projection (Eq. 11 of Chaudhry et al.) is all that
+    protects it: there is no stability loss. The memory holds equally many images per class, drawn at random.
     """
 
     has_stability = False
@@ -35,17 +29,17 @@ class AGEM(ReplayHost):
     def fields(self) -> dict[str, Field]:
         return {}  # images and labels alone
 
-    def forward(self, batch: Batch) -> AGEMStep:
+    def forward(self, batch: Batch) -> ReplayStep:
         """Run new and drawn images in passes of their own, since both gradients are needed apart."""
-        recalled = self.recall()
-        output, *answers = (self.net(x) for x in [batch.x, *(drawn.x for drawn in recalled)])
-        return AGEMStep(batch, output, self.answered(recalled, answers), recalled)
+        draws = self.draw()
+        output, *outputs = (self.net(x) for x in [batch.x, *(draw.x for draw in draws)])
+        return ReplayStep(batch, output, list(map(Draw.with_output, draws, outputs)))
 
-    def losses(self, step: AGEMStep) -> Mapping[str, Tensor]:
+    def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
         return {"task": cross_entropy(step.output.logits, step.batch.y)}
 
-    def before_update(self, step: AGEMStep) -> None:
-        """Project the gradient of the whole loss, if it opposes that of the loss on the draw (Eq. 11)."""
+    def before_update(self, step: ReplayStep) -> None:
+        """Project the gradient of the whole loss, if it opposes that of the loss on the draw."""
         if not step.draws:
             return
         gradients = {p: p.grad for p in self.trained_parameters() if p.grad is not None}
@@ -54,7 +48,7 @@ class AGEM(ReplayHost):
         for gradient, other in zip(gradients.values(), reference, strict=True):
             gradient.sub_(share * other)
 
-    def reference_gradient(self, step: AGEMStep, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
+    def reference_gradient(self, step: ReplayStep, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
         draw = step.draws[0]
         return torch.autograd.grad(cross_entropy(draw.output.logits, draw.labels), parameters)
 
@@ -64,13 +58,14 @@ class AGEM(ReplayHost):
         quotas = trim_to_quotas(self.memory, self.task, self.generator)
         self.memory.append(*sample_new_images(self.task, quotas, self.generator, self.device))
 
-    def replayed(self, step: AGEMStep) -> tuple[Output, Tensor]:
-        """Answer the draw once more: the graph of the first pass is used up by the reference gradient.
+    def replayed(self, step: ReplayStep) -> tuple[Output, Tensor]:
+        """Run the draw once more: the graph of the first pass is used up by the reference gradient.
 
         Batch-norm statistics are left alone, so that they move as in the host without Flashback.
         """
-        (output,) = joint_forward(self.net, [], untracked=[step.recalled[0].x])
-        return output, step.recalled[0].slots
+        first = step.draws[0]
+        (output,) = joint_forward(self.net, [], untracked=[first.x])
+        return output, first.slots
 
 
 def opposed_share(gradient: Tensor, reference: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""DER and DER++ (Buzzega et al. 2020): replay with the logits that the model gave when it met an image."""
+"""DER and DER++ (Buzzega et al. 2020): replay with the logits that the model gave when an image was stored."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Literal
 
 from torch import Tensor
 
-from flashback.batches import Batch
 from flashback.config import not_negative
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep
 from flashback.knowledge import Support
-from flashback.nets import Output, joint_forward
+from flashback.nets import Output
 
 
 @dataclass(frozen=True)
 class DERSettings(ReplaySettings):
     alpha: float = 0.3  # weight of the squared error to the stored targets (alpha_s of the paper)
-    targets: Literal["logits", "embeddings"] = "logits"  # what is stored and met again: o or z of Eq. 2 and 10
+    targets: Literal["logits", "embeddings"] = "logits"  # what is stored: o or z of FL Eq. 2 and 10
 
     def check(self) -> None:
         super().check()
@@ -30,27 +29,20 @@ class DERSettings(ReplaySettings):
 class DER(ReplayHost):
     """Dark experience replay: cross-entropy on new images, squared error to stored logits on replayed ones.
 
-    The loss is Eq. 5 of Buzzega et al.: images come from a reservoir, with the logits from when they were stored.
+    The loss is Eq. 5 of Buzzega et al. `ReplayHost` does the rest. Its `forward` draws a minibatch uniformly from the
+    memory (`draw`) and runs the network on the batch and on each draw, as if one after the other (`joint_forward`). Its
+    `after_step` offers the new images to the memory, with their logits. The memory is a reservoir: every image offered
+    so far is in it with equal probability.
     """
 
     Settings = DERSettings
 
-    def forward(self, batch: Batch) -> ReplayStep:
-        """Draw images from the memory and run the network on them and on the batch."""
-        recalled = self.recall()
-        output, *answers = joint_forward(self.net, [batch.x, *(drawn.x for drawn in recalled)])
-        return ReplayStep(batch, output, self.answered(recalled, answers))
-
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
+        """L = CE(new) + alpha * mean (o - o_stored)^2 on the draw."""
         terms = {"task": cross_entropy(step.output.logits, step.batch.y)}
         if step.draws:
             terms["stability"] = self.stability(step)
         return terms
-
-    def after_step(self, step: ReplayStep) -> None:
-        """Offer each new image to the reservoir, with the answer to it from before the update."""
-        targets = self.response(step.output)
-        self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, targets=targets)
 
     def stability_support(self) -> Support:
         """The distance, a squared error on the first draw, is that of `ReplayHost`."""
@@ -81,6 +73,7 @@ class DERPlusPlus(DER):
     draws = 2
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
+        """L = CE(new) + alpha * mean (o - o_stored)^2 on draw 1 + beta * CE on draw 2."""
         terms = {"task": cross_entropy(step.output.logits, step.batch.y)}
         if step.draws:
             second = step.draws[1]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashback.batches import Batch
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.replay import ReplayHost, ReplayStep
+from flashback.hosts.replay import Draw, ReplayHost, ReplayStep
 from flashback.memory import Field
 from flashback.nets import Output
 
@@ -29,11 +29,11 @@ class ExperienceReplay(ReplayHost):
 
     def forward(self, batch: Batch) -> ReplayStep:
         """Run new and drawn images as one batch (Chaudhry et al., Algorithm 1), for batch norm too."""
-        recalled = self.recall()
-        parts = [batch.x, *(drawn.x for drawn in recalled)]
+        draws = self.draw()
+        parts = [batch.x, *(draw.x for draw in draws)]
         output: Output = self.net(torch.cat(parts))
         new, *old = output.split([len(part) for part in parts])
-        return ReplayStep(batch, new, self.answered(recalled, old))
+        return ReplayStep(batch, new, list(map(Draw.with_output, draws, old)))
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
         """Return the mean over that batch as two terms: the shares of new and of drawn images."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -33,20 +33,17 @@ class ReplaySettings(HostSettings):
 
 
 @dataclass
-class Recalled:
-    """Images drawn from the memory, each augmented anew."""
-
-    slots: Tensor
-    x: Tensor
-
-
-@dataclass
 class Draw:
-    """Images drawn from the memory and the model's answers to them, augmented anew."""
+    """Images drawn from the memory; `forward` adds the network's output for them."""
 
     slots: Tensor  # where they are stored
     labels: Tensor
-    output: Output
+    x: Tensor  # the images, augmented anew
+    output: Output = field(init=False)
+
+    def with_output(self, output: Output) -> Draw:
+        self.output = output
+        return self
 
 
 @dataclass
@@ -59,9 +56,9 @@ class ReplayStep(Step):
 class ReplayHost(Host):
     """A host that draws images from a memory beside every batch.
 
-    The memory is the stable knowledge (Eq. 2): images, labels, and the model's answers when they were stored, the
-    targets. The one distance is the squared error between the model's answers to the first draw and a set of targets:
-    stored ones for stability, those of the primary model for plasticity (Eq. 16 and 21).
+    The memory is the stable knowledge (FL Eq. 2): images, labels, and the outputs for them when they were stored, the
+    targets. The one distance is the squared error between the outputs for the first draw and a set of targets: stored
+    ones for stability, those of the primary model for plasticity (FL Eq. 16 and 21).
     """
 
     Settings = ReplaySettings
@@ -110,30 +107,26 @@ class ReplayHost(Host):
         whole: int = min(self.settings.minibatch, self.memory.capacity)
         return not self.stores_at_end and self.available(whole) < whole
 
-    def recall(self) -> list[Recalled]:
-        """Draw images from the memory, as often as `draws` says; nothing from an empty one."""
-        recalled = []
+    def draw(self) -> list[Draw]:
+        """Draw images uniformly from the memory, `draws` times, and augment them; nothing from an empty memory."""
+        drawn = []
         size = self.available(self.settings.minibatch)
         for _ in range(self.draws if size else 0):
             slots = self.memory.draw(size, self.generator)
-            recalled.append(Recalled(slots, self.views.weak(self.memory.images[slots], self.generator)))
-        return recalled
-
-    def answered(self, recalled: Sequence[Recalled], outputs: Sequence[Output]) -> list[Draw]:
-        """Join drawn images with the model's answers to them."""
-        pairs = zip(recalled, outputs, strict=True)
-        return [Draw(drawn.slots, self.memory.labels[drawn.slots], output) for drawn, output in pairs]
+            x = self.views.weak(self.memory.images[slots], self.generator)
+            drawn.append(Draw(slots, self.memory.labels[slots], x))
+        return drawn
 
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> ReplayStep:
         """Run the network on the batch and on each draw."""
-        recalled = self.recall()
-        output, *answers = joint_forward(self.net, [batch.x, *(drawn.x for drawn in recalled)])
-        return ReplayStep(batch, output, self.answered(recalled, answers))
+        draws = self.draw()
+        output, *outputs = joint_forward(self.net, [batch.x, *(draw.x for draw in draws)])
+        return ReplayStep(batch, output, list(map(Draw.with_output, draws, outputs)))
 
     def after_step(self, step: ReplayStep) -> None:
-        """Offer the raw images to the reservoir, with the answers to their augmented views from before the update."""
+        """Offer the raw images to the reservoir, with the outputs for their augmented views."""
         if not self.stores_at_end:
             targets = {"targets": self.response(step.output)} if self.stable is not None else {}
             self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, **targets)
@@ -144,17 +137,15 @@ class ReplayHost(Host):
         return Support(samples="memory")
 
     def distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
-        """Mean squared error between the answers to the first draw and their targets (Eq. 16 and 21)."""
-        output, slots = self.replayed(step)
-        return knowledge.distance(self.response(output), slots, self.memory, support.columns)
+        """Mean squared error between the outputs for the first draw and their targets (FL Eq. 16 and 21)."""
+        return super().replay_distance(step, knowledge, support)
 
     def replay_distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
-        """The same, since all knowledge of this host is about images of the memory."""
+        """Call `distance`, which a subclass may override: all knowledge of this host is about stored images."""
         return self.distance(step, knowledge, support)
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
-        name = self.settings.name
-        require(bool(step.draws), f"distances of {name} act on draws from its memory, and it makes none; set draws = 1")
+        require(bool(step.draws), "this step has no draw: the memory is empty, or the class sets draws = 0")
         first: Draw = step.draws[0]
         return first.output, first.slots
 

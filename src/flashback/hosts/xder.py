@@ -6,6 +6,7 @@ takes four views. One linear layer is read as one head per task: past heads, the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from flashback.benchmarks import Task
 from flashback.config import above_zero, at_least_one, not_negative
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep, sample_new_images, trim_to_quotas
+from flashback.hosts.replay import Draw, ReplayHost, ReplaySettings, ReplayStep, sample_new_images, trim_to_quotas
 from flashback.knowledge import Support, masked_mean
 from flashback.memory import Field, first_occurrences
 from flashback.nets import full_precision, joint_forward, untracked_batchnorm
@@ -28,7 +29,7 @@ from flashback.nets import full_precision, joint_forward, untracked_batchnorm
 @dataclass(frozen=True)
 class XDERSettings(ReplaySettings):
     alpha: float = 0.6  # weight of the squared error to the stored targets (alpha_s of the paper)
-    gamma: float = 0.85  # edited logits reach at most this share of the true class's logit
+    gamma: float = 0.85  # logits above the true one are scaled down to this share of it
     beta: float = 0.9  # weight of the cross-entropy on replayed images, over the past heads
     contrastive_weight: float = 0.05  # lambda, of the preparation of future heads
     contrastive_batch: int = 64  # new images, and as many from the memory, that prepare future heads
@@ -38,7 +39,7 @@ class XDERSettings(ReplaySettings):
 
     def check(self) -> None:
         super().check()
-        require(0 < self.gamma <= 1, f"host.gamma lies in (0, 1], not {self.gamma}")
+        require(0 < self.gamma <= 1, f"host.gamma must lie in (0, 1], not {self.gamma}")
         not_negative(self, "alpha", "beta", "contrastive_weight", "constraint_weight", "margin")
         at_least_one(self, "contrastive_batch")
         above_zero(self, "temperature")
@@ -54,12 +55,14 @@ class XDER(ReplayHost):
     """DER++ with edited targets, heads that do not compete across tasks, and future heads trained in advance.
 
     As in DER, the model is held near the logits stored with an image. Four things are added:
-    - implanting: the targets of stored images take over what the model says now in the present and future heads,
+    - implanting: the targets of stored images take over the present logits in the present and future heads,
       scaled to stay below the true logit (rows whose true logit is not positive are left alone);
     - new images are classified in the present head alone, stored ones in the past heads alone;
-    - future heads learn, by a contrastive loss, to tell apart the classes that are there already;
+    - future heads learn, by a contrastive loss, to separate the classes seen so far;
     - constraints keep past and future logits below those of the true head, by a margin.
-    The memory is balanced over the classes when a task ends.
+    A step draws two minibatches uniformly from the memory (`draw`) and runs the network on the batch and on each draw,
+    as if one after the other (`joint_forward`). When a task ends, the memory is balanced over the classes; there is no
+    reservoir.
     """
 
     Settings = XDERSettings
@@ -92,22 +95,31 @@ class XDER(ReplayHost):
 
     def forward(self, batch: Batch) -> XDERStep:
         """Run the batch, two draws from the memory and, while there are future heads, strong views of both."""
-        recalled = self.recall()
-        views, labels = self.strong_views(batch) if self.later else ([], None)
-        output, *others = joint_forward(self.net, [batch.x, *(drawn.x for drawn in recalled)], untracked=views)
-        draws = self.answered(recalled, others[: len(recalled)])
-        return XDERStep(batch, output, draws, None if labels is None else (others[-1].logits, labels))
+        draws, strong = self.draw(), self.strong_views(batch)
+        untracked = [] if strong is None else [strong[0]]
+        output, *others = joint_forward(self.net, [batch.x, *(draw.x for draw in draws)], untracked=untracked)
+        step = XDERStep(batch, output, list(map(Draw.with_output, draws, others)), None)
+        if strong is not None:
+            step.strong = others[-1].logits, strong[1]
+        return step
 
-    def strong_views(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """Two strong views of new and of stored images as one batch, and their labels."""
+    def strong_views(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
+        """Two strong views of new and of stored images as one batch, and their labels; None without future heads."""
+        if not self.later:
+            return None
         size = self.settings.contrastive_batch
         raw, labels = batch.raw[:size], batch.y[:size]
         if stored := self.available(size):
             slots = self.memory.draw(stored, self.generator)
             raw, labels = torch.cat([raw, self.memory.images[slots]]), torch.cat([labels, self.memory.labels[slots]])
-        return [self.views.strong(torch.cat([raw, raw]), self.generator)], torch.cat([labels, labels])
+        return self.views.strong(torch.cat([raw, raw]), self.generator), torch.cat([labels, labels])
 
     def losses(self, step: XDERStep) -> Mapping[str, Tensor]:
+        """Sum up what the class lists.
+
+        L = CE(new, present head) + alpha * mean (o - o_stored)^2 on draw 1 + beta * CE(past heads) on draw 2
+            + lambda * contrastive loss of the future heads + eta * (past constraint + future constraint)
+        """
         new, old, logits = self.task.new, self.task.old, step.output.logits
         terms = {"task": cross_entropy(logits[:, new], step.batch.y - new.start)}
         if step.draws:
@@ -121,19 +133,19 @@ class XDER(ReplayHost):
         return terms
 
     def preparation(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Contrastive loss of each future head on the classes that are there already; mean over heads."""
+        """Contrastive loss of each future head on the classes seen so far; mean over heads."""
         # Columns of zeros, where heads are of unequal width, change no cosine.
         heads = pad_sequence([logits[:, task.new].T for task in self.later]).permute(1, 2, 0)
         return supervised_contrastive(heads, labels, self.settings.temperature).mean()
 
     def past_constraint(self, step: XDERStep) -> Tensor:
-        """On new images, no past class should be as probable as the present ones."""
+        """On new images, the present head's largest probability should exceed that of the past heads by `margin`."""
         share = step.output.logits[:, self.task.seen].softmax(dim=1)
         past, present = share[:, self.task.old].amax(dim=1), share[:, self.task.new].amax(dim=1)
         return mean_violation(past.detach() + self.settings.margin - present)
 
     def future_constraint(self, step: XDERStep) -> Tensor:
-        """On any image, no future logit should come near those of the image's true head; each slot counts once."""
+        """The largest logit of an image's own head should exceed every future logit by `margin`; a slot counts once."""
         logits = torch.cat([step.output.logits, *(draw.output.logits for draw in step.draws)])
         labels = torch.cat([step.batch.y, *(draw.labels for draw in step.draws)])
         unstored = -1 - torch.arange(len(step.batch), device=labels.device)  # new images all count
@@ -158,9 +170,9 @@ class XDER(ReplayHost):
         slots = torch.cat([draw.slots for draw in step.draws])
         first = first_occurrences(slots)
         times = self.memory["replays"][slots] + 1
-        luck = torch.rand(len(slots), generator=self.generator, device=slots.device)
+        uniform = torch.rand(len(slots), generator=self.generator, device=slots.device)
         self.memory.write(slots, replays=times)  # a slot in both draws counts once: each time it gets the same number
-        self.implant(slots, torch.cat([draw.output.logits for draw in step.draws]), first & (luck * times < 1))
+        self.implant(slots, torch.cat([draw.output.logits for draw in step.draws]), first & (uniform * times < 1))
 
     def implant(self, slots: Tensor, fresh: Tensor, chosen: Tensor) -> None:
         """Write fresh logits, attenuated, over the targets of the chosen slots, from the present head on."""
@@ -168,6 +180,7 @@ class XDER(ReplayHost):
         truth = targets.gather(1, self.memory.labels[slots][:, None])
         since = self.task.new.start
         edited = torch.cat([targets[:, :since], attenuated(fresh[:, since:], truth, self.settings.gamma)], dim=1)
+        # slot `capacity` discards the write
         self.memory.write(slots.where(chosen, self.memory.capacity), targets=edited)
 
     @torch.no_grad()
@@ -194,15 +207,15 @@ class XDER(ReplayHost):
     def training_logits(self, raw: Tensor) -> Tensor:
         """Logits as a training step would see them: augmented, with batch statistics, which are not tracked here."""
         self.net.train()
-        batches = raw.tensor_split(-(-len(raw) // self.config.training.batch_size))
+        batches = raw.tensor_split(math.ceil(len(raw) / self.config.training.batch_size))
         with untracked_batchnorm(self.net):
             return torch.cat([self.net(self.views.weak(part, self.generator)).logits for part in batches])
 
 
 def attenuated(logits: Tensor, truth: Tensor, gamma: float) -> Tensor:
-    """Scale each row so that its largest logit is at most gamma times the true one, where it exceeds that one.
+    """Where the largest logit of a row exceeds the true one, scale the row so that it equals gamma times the true one.
 
-    Only for positive true logits: with others the ratio would turn signs round.
+    Other rows stay, and so do rows whose true logit is not positive, since the ratio would flip their signs.
     """
     largest = logits.amax(dim=1, keepdim=True)
     exceeds = (largest > truth) & (truth > 0)
