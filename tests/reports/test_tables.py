@@ -16,11 +16,12 @@ from flashback.errors import FlashbackError
 from flashback.metrics import paired_over_methods, paired_over_tasks, paired_test
 from flashback.metrics.statistics import holm
 from flashback.reports import accuracy_rows, class_rows, read_report, run_rows, write_report
-from flashback.reports.data import csv_of_comparisons, csv_of_runs, csv_of_tasks, csv_of_tests
+from flashback.reports.data import against_rows, comparison_rows, metric_rows
 from flashback.reports.report import Report, obstacles, over_tasks
 from flashback.reports.tables import arms_table, classes_table, methods_tables, result_row, results_table
 from flashback.reports.text import escaped, latex, markdown, plain
 from flashback.reports.words import direction
+from flashback.reports.write import csv_text
 from flashback.results import Row, Sample, compare_methods
 
 CI, TI = SETTINGS
@@ -50,7 +51,7 @@ def test_csv_has_one_line_per_comparison_setting_and_metric(tmp_path: Path) -> N
     write_comparison(tmp_path / "a")
     write_run(tmp_path / "b", made_config("finetune"), {setting: made_matrix(4) for setting in SETTINGS})
     report = read_report(tmp_path)
-    rows = rows_of(csv_of_comparisons(report))
+    rows = rows_of(csv_text(comparison_rows(report)))
     assert len(rows) == 2 * 2 * 8
     row = next(row for row in rows if (row["method"], row["setting"], row["metric"]) == ("icarl", TI, AA))
     expected = report.comparisons[0].row(TI)
@@ -64,14 +65,14 @@ def test_csv_has_one_line_per_comparison_setting_and_metric(tmp_path: Path) -> N
 
 def test_csv_holds_no_formulas(tmp_path: Path) -> None:
     write_run(tmp_path / "a", made_config("=1+1"), {setting: made_matrix(2) for setting in SETTINGS})
-    assert rows_of(csv_of_comparisons(read_report(tmp_path)))[0]["host"] == "'=1+1"
+    assert rows_of(csv_text(comparison_rows(read_report(tmp_path))))[0]["host"] == "'=1+1"
 
 
 def test_runs_are_listed_by_setting_classifier_metric_and_cell(tmp_path: Path) -> None:
     write_comparison(tmp_path / "a", seeds=2, tasks=3, training__lr=0.1)
     write_comparison(tmp_path / "b", seeds=2, tasks=3, training__lr=0.2)
     report = read_report(tmp_path)
-    metrics, cells = rows_of(csv_of_runs(report)), rows_of(csv_of_tasks(report))
+    metrics, cells = rows_of(csv_text(metric_rows(report))), rows_of(csv_text(accuracy_rows(report)))
     assert len(metrics) == 8 * 2 * 12
     assert len(cells) == len(accuracy_rows(report)) == 8 * 2 * 6
     assert {row["training.lr"] for row in metrics} == {"0.1", "0.2"}
@@ -189,7 +190,7 @@ def test_files_are_written_where_they_were_asked_for(out: str, form: str, expect
 
 @pytest.mark.parametrize(
     ("form", "words"),
-    [("pdf", "unknown format"), ("classes-csv", "no accuracies by class"), ("against-csv", "name one")],
+    [("pdf", "unknown format"), ("classes-csv", "no accuracies by class"), ("against-csv", "needs a method")],
 )
 def test_forms_that_cannot_be_written_are_refused(form: str, words: str, tmp_path: Path) -> None:
     write_host(tmp_path / "runs", "icarl", seeds=1)
@@ -209,7 +210,7 @@ def test_one_method_against_another_is_the_paired_test_by_seed(tmp_path: Path) -
     expected = {"lucir": paired_test(base, averages(3, 2, 9)), "xder": paired_test(base, averages(3, 4, 40))}
     assert {test.right.name: test.row(TI).test for test in report.tests} == expected
     adjusted = dict(zip(expected, holm([test.p or 1 for test in expected.values()]), strict=True))
-    rows = [row for row in rows_of(csv_of_tests(report)) if (row["metric"], row["setting"]) == (AA, TI)]
+    rows = [row for row in rows_of(csv_text(against_rows(report))) if (row["metric"], row["setting"]) == (AA, TI)]
     assert {row["method"] for row in rows} == {"lucir", "xder"}
     for row in rows:
         assert float(row["p_adjusted"]) == pytest.approx(adjusted[row["method"]])

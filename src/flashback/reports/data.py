@@ -1,38 +1,41 @@
-"""Runs as rows for one's own analysis: plain dictionaries, as pandas.DataFrame takes them, and CSV files."""
+"""Runs as rows for one's own analysis: plain dictionaries, as pandas.DataFrame takes them."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import Any
 
 from flashback.metrics import class_accuracies
 from flashback.records.terms import ARMS, SETTINGS
 from flashback.reports.report import Report
-from flashback.results import Comparison, Row, Run, Sample
+from flashback.results import Row, Run
 from flashback.results.naming import value_in_words, varying_keys
 
-ABOUT = ("method", "folder", "host", "benchmark", "recipe", "arm", "seed")
+ABOUT = ("host", "benchmark", "recipe", "arm", "seed")
 NAMED = {"host.name", "benchmark.name", "recipe", "flashback.enabled"}  # have columns of their own
 
 
 def run_rows(report: Report) -> list[dict[str, Any]]:
     """One row per run, setting and classifier, with all metrics and the settings that differ among the runs."""
-    varying = varying_settings(report.runs)
+    return [about | settings | run.metrics(*which) for run, about, which, settings in _evaluations(report)]
+
+
+def metric_rows(report: Report) -> list[dict[str, Any]]:
+    """One row per run, setting, classifier and metric."""
     return [
-        {**about, **settings_in(run, varying), **run.metrics(about["setting"], about["classifier"])}
-        for run, about in _evaluations(report)
+        {**about, "metric": metric, "value": value, **settings}
+        for run, about, which, settings in _evaluations(report)
+        for metric, value in run.metrics(*which).items()
     ]
 
 
 def accuracy_rows(report: Report) -> list[dict[str, Any]]:
     """One row per run, setting, classifier and cell of the accuracy matrix; tasks are counted from 1."""
-    varying = varying_settings(report.runs)
     return [
-        {**about, "after_task": k + 1, "task": j + 1, "accuracy": accuracy, **settings_in(run, varying)}
-        for run, about in _evaluations(report)
-        for k, row in enumerate(run.matrix(about["setting"], about["classifier"]))
+        {**about, "after_task": k + 1, "task": j + 1, "accuracy": accuracy, **settings}
+        for run, about, which, settings in _evaluations(report)
+        for k, row in enumerate(run.matrix(*which))
         for j, accuracy in enumerate(row)
     ]
 
@@ -40,27 +43,24 @@ def accuracy_rows(report: Report) -> list[dict[str, Any]]:
 def class_rows(report: Report) -> list[dict[str, Any]]:
     """One row per run, classifier and class with its accuracy after the last task, where the records have it."""
     rows = []
-    for method in report.methods:
-        for run in method.runs.values():
-            for classifier in run.results:
-                counts = run.confusion(classifier) or []
-                accuracies = class_accuracies(counts) if counts else []
-                for name, row, accuracy in zip(run.class_names, counts, accuracies, strict=False):
-                    about = {**_about(method.name, run), "classifier": classifier}
-                    rows.append({**about, "class": name, "images": sum(row), "accuracy": accuracy})
+    for run, about, (setting, classifier), _ in _evaluations(report):
+        counts = run.confusion(classifier)
+        if counts and setting == SETTINGS[0]:
+            del about["setting"]
+            for name, row, accuracy in zip(run.class_names, counts, class_accuracies(counts), strict=False):
+                rows.append({**about, "class": name, "images": sum(row), "accuracy": accuracy})
     return rows
 
 
-def _evaluations(report: Report) -> Iterator[tuple[Run, dict[str, Any]]]:
+def _evaluations(report: Report) -> Iterator[tuple[Run, dict[str, Any], tuple[str, str], dict[str, Any]]]:
+    """A run, what identifies it, the setting and classifier, and its settings that differ among all runs."""
+    varying = varying_settings(report.runs)
     for method in report.methods:
         for run in method.runs.values():
-            for setting in SETTINGS:
-                for classifier in run.results:
-                    yield run, {**_about(method.name, run), "setting": setting, "classifier": classifier}
-
-
-def _about(method: str, run: Run) -> dict[str, Any]:
-    return dict(zip(ABOUT, (method, run.name, run.host, run.benchmark, run.recipe, run.arm, run.seed), strict=True))
+            about = {"method": method.name, "folder": run.name} | {name: getattr(run, name) for name in ABOUT}
+            for setting, classifier in product(SETTINGS, run.results):
+                which = {"setting": setting, "classifier": classifier}
+                yield run, about | which, (setting, classifier), settings_in(run, varying)
 
 
 def varying_settings(runs: Iterable[Run]) -> list[str]:
@@ -70,102 +70,43 @@ def varying_settings(runs: Iterable[Run]) -> list[str]:
 
 def settings_in(run: Run, keys: Iterable[str]) -> dict[str, Any]:
     """None where a run has no such setting, as those of flashback where it is off; lists as text."""
-    settings = run.flat_settings
-    return {
-        key: value_in_words(value) if isinstance(value := settings.get(key), list | dict) else value for key in keys
-    }
+    values = {key: run.flat_settings.get(key) for key in keys}
+    return {key: value_in_words(value) if isinstance(value, list | dict) else value for key, value in values.items()}
 
 
-# ---------------------------------------------------------------- CSV
+# ---------------------------------------------------------------- comparisons
 
 
-def csv_of_comparisons(report: Report) -> str:
-    """One line per comparison, setting and metric, in full precision."""
-    varying = varying_settings(report.runs)
-    rows = ((pairing, row) for pairing in report.pairings for row in pairing.rows)
-    return csv_text([_comparison_row(report, pairing, row, varying) for pairing, row in rows])
+def comparison_rows(report: Report) -> list[dict[str, Any]]:
+    """One row per comparison, setting and metric."""
+    varying, rows = varying_settings(report.runs), []
+    for pairing in report.pairings:
+        about = {"method": pairing.name} | {name: getattr(pairing, name) for name in ("host", "benchmark", "recipe")}
+        settings = settings_in(pairing.methods[-1].any_run, varying)
+        beside = [one for other, one in report.references_beside if other is pairing]
+        for row in pairing.rows:
+            references = [one for one in beside if (one.setting, one.metric) == (row.setting, row.metric)]
+            values = {arm: [str(one.value[arm]) for one in references if arm in one.value] for arm in ARMS}
+            published = {f"{arm}_published": "; ".join(some) for arm, some in values.items()}
+            published["published_in"] = "; ".join(one.where for one in references)
+            rows.append(about | _numbers(row, *ARMS) | {"budget": pairing.budget} | published | settings)
+    return rows
 
 
-def _comparison_row(report: Report, pairing: Comparison, row: Row, varying: Sequence[str]) -> dict[str, Any]:
-    beside = [one for other, one in report.references_beside if other is pairing]
-    references = [one for one in beside if (one.setting, one.metric) == (row.setting, row.metric)]
-    about = {name: getattr(pairing, name) for name in ("host", "benchmark", "recipe")}
-    published = {
-        f"{arm}_published": "; ".join(str(one.value[arm]) for one in references if arm in one.value) for arm in ARMS
-    }
-    return (
-        {"method": pairing.name, **about, "setting": row.setting, "metric": row.metric}
-        | _sample_columns(host=row.left, flashback=row.right)
-        | {name: getattr(row.test, name) for name in ("difference", "low", "high", "t", "p", "pairs")}
-        | {"budget": pairing.budget, **published, "published_in": "; ".join(one.where for one in references)}
-        | settings_in(pairing.methods[-1].any_run, varying)
-    )
+def against_rows(report: Report) -> list[dict[str, Any]]:
+    """One row per method, setting and metric: its test against the baseline."""
+    return [
+        {"method": test.right.name, "against": test.left.name, "benchmark": test.benchmark}
+        | _numbers(row, "against", "method")
+        | {"p_adjusted": adjusted, "differing": "; ".join(test.differing)}
+        for setting in SETTINGS
+        for test, row, adjusted in report.tested(setting, report.metrics)
+    ]
 
 
-def _sample_columns(**samples: Sample) -> dict[str, Any]:
-    return {
-        f"{side}_{name}": value
-        for side, sample in samples.items()
-        for name, value in (("mean", sample.mean), ("deviation", sample.deviation), ("seeds", len(sample)))
-    }
-
-
-def csv_of_runs(report: Report) -> str:
-    """One line per run, setting, classifier and metric. Runs of a host stand under every comparison they are in."""
-    varying = varying_settings(report.runs)
-    return csv_text(
-        [
-            {
-                **_about(pairing.name, run),
-                "setting": setting,
-                "classifier": classifier,
-                "metric": metric,
-                "value": value,
-                **settings_in(run, varying),
-            }
-            for pairing in report.pairings
-            for method in pairing.methods
-            for run in method.runs.values()
-            for setting in SETTINGS
-            for classifier in run.results
-            for metric, value in run.metrics(setting, classifier).items()
-        ]
-    )
-
-
-def csv_of_tasks(report: Report) -> str:
-    return csv_text(accuracy_rows(report))
-
-
-def csv_of_classes(report: Report) -> str:
-    return csv_text(class_rows(report))
-
-
-def csv_of_tests(report: Report) -> str:
-    """One line per method, setting and metric: its test against the baseline."""
-    rows = []
-    for setting in SETTINGS:
-        for test, row, adjusted in report.tested(setting, report.metrics):
-            names = {"method": test.right.name, "against": test.left.name, "benchmark": test.benchmark}
-            rows.append(
-                {**names, "setting": setting, "metric": row.metric}
-                | _sample_columns(against=row.left, method=row.right)
-                | {name: getattr(row.test, name) for name in ("difference", "low", "high", "t", "p")}
-                | {"p_adjusted": adjusted, "pairs": row.test.pairs}
-                | {"differing": "; ".join(test.differing)}
-            )
-    return csv_text(rows)
-
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if rows:
-        writer.writerow(rows[0])
-    writer.writerows([_no_formula(value) for value in row.values()] for row in rows)
-    return text.getvalue()
-
-
-def _no_formula(value: Any) -> Any:
-    """Spreadsheets take text that starts like a formula for one."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+def _numbers(row: Row, left: str, right: str) -> dict[str, Any]:
+    """Both samples and their test."""
+    numbers: dict[str, Any] = {"setting": row.setting, "metric": row.metric}
+    for side, sample in ((left, row.left), (right, row.right)):
+        numbers |= {f"{side}_mean": sample.mean, f"{side}_deviation": sample.deviation, f"{side}_seeds": len(sample)}
+    return numbers | {name: getattr(row.test, name) for name in ("difference", "low", "high", "t", "p", "pairs")}

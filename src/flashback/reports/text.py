@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from flashback.records.terms import SETTINGS
 from flashback.reports.report import Report
@@ -11,7 +12,7 @@ from flashback.reports.tables import (
     METHODS_NOTE,
     MOST_CLASSES,
     OVERVIEW,
-    Cell,
+    Rows,
     Table,
     against_table,
     arms_table,
@@ -66,14 +67,12 @@ def markdown(report: Report) -> str:
 
 
 def table_of(table: Table, setting: str, title: str) -> list[str]:
+    """A Markdown table under its title; nothing where it has no rows."""
     rows = table.rows.get(setting)
-    return ["", f"{plain(title)}:", "", *table_lines(table.columns, rows, table.texts)] if rows else []
-
-
-def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
-    """A Markdown table; its first `texts` columns hold words and the others numbers."""
-    rule = ["---" if column < texts else "---:" for column in range(len(head))]
-    return [_line(map(plain, head)), _line(rule), *(_line(map(plain, row)) for row in rows)]
+    rule = ["---" if column < table.texts else "---:" for column in range(len(table.columns))]
+    lines = [rule, *([plain(cell) for cell in row] for row in rows or [])]
+    head = ["", f"{plain(title)}:", "", _line(map(plain, table.columns))]
+    return [*head, *map(_line, lines)] if rows else []
 
 
 def bullets(sentences: Iterable[str]) -> list[str]:
@@ -97,48 +96,49 @@ def latex(report: Report) -> str:
     blocks = ["% needs \\usepackage{booktabs}", *(f"% {escaped(remark)}" for remark in report.code_remarks)]
     methods, arms = methods_tables(report, report.metrics), arms_table(report)
     for setting in SETTINGS if methods else ():
-        groups = {
-            table.title.removeprefix("Methods on "): list(map(latex_row, table.rows[setting])) for table in methods
-        }
-        about = "; the best of each metric in bold" + (" within each block" if len(groups) > 1 else "")
-        if len(groups) > 1:
-            span = rf"    \multicolumn{{{2 + len(report.metrics)}}}{{l}}"
-            groups = {name: [rf"{span}{{\emph{{{escaped(name)}}}}} \\", *rows] for name, rows in groups.items()}
-        blocks.append(latex_table(report, setting, methods[0], "methods", about, [], list(groups.values())))
+        groups = [table.rows[setting] for table in methods]
+        heads = [table.title.removeprefix("Methods on ") for table in methods] if len(methods) > 1 else []
+        about = "; the best of each metric in bold" + (" within each block" if heads else "")
+        blocks.append(latex_table(report, setting, "methods", about, methods[0].columns, groups, heads))
     for setting in SETTINGS if arms else ():
-        rows = [latex_row(row if k % 3 == 0 else ["", *row[1:]]) for k, row in enumerate(arms.rows[setting])]
+        rows = [row if k % 3 == 0 else ["", *row[1:]] for k, row in enumerate(arms.rows[setting])]
+        groups = [rows[k : k + 3] for k in range(0, len(rows), 3)]
         about = "; difference with $p$ of the paired $t$-test by seed in brackets"
-        groups_of_three = [rows[k : k + 3] for k in range(0, len(rows), 3)]
-        blocks.append(latex_table(report, setting, arms, "flashback", about, report.seed_remarks, groups_of_three))
+        about += "".join(f". {escaped(remark.rstrip('.'))}" for remark in report.seed_remarks)
+        blocks.append(latex_table(report, setting, "flashback", about, arms.columns, groups))
     return "\n".join(blocks)
 
 
 def latex_table(
     report: Report,
     setting: str,
-    table: Table,
     label: str,
     about: str,
-    remarks: Sequence[str],
-    groups: Sequence[Sequence[str]],
+    columns: Sequence[str],
+    groups: Sequence[Rows],
+    heads: Sequence[str] = (),
 ) -> str:
+    """One table; a rule stands above every group of rows, and its head where it has one."""
     lines = [
         r"\begin{table}",
         r"  \centering",
         rf"  \caption{{{SETTING_TITLES[setting].capitalize()} results on {escaped(report.where)} in percent: "
-        rf"mean $\pm$ sample deviation over seeds{about}.{''.join(f' {escaped(remark)}' for remark in remarks)}}}",
+        rf"mean $\pm$ sample deviation over seeds{about}.}}",
         rf"  \label{{tab:{label}-{setting.replace('_', '-')}}}",
         rf"  \begin{{tabular}}{{ll{'r' * len(report.metrics)}}}",
         r"    \toprule",
-        latex_row(table.columns),
+        latex_row(columns),
     ]
-    rows = [line for group in groups for line in (r"    \midrule", *group)]
-    return "\n".join([*lines, *rows, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
+    for group, head in zip_longest(groups, heads):
+        lines.append(r"    \midrule")
+        if head:
+            lines.append(rf"    \multicolumn{{{len(columns)}}}{{l}}{{\emph{{{escaped(head)}}}}} \\")
+        lines += map(latex_row, group)
+    return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
 
 
 def latex_row(cells: Sequence[str]) -> str:
-    bold = [isinstance(cell, Cell) and "sure" in cell.kind for cell in cells]
-    texts = [rf"\textbf{{{escaped(cell)}}}" if sure else escaped(cell) for cell, sure in zip(cells, bold, strict=True)]
+    texts = [rf"\textbf{{{escaped(cell)}}}" if "sure" in getattr(cell, "kind", "") else escaped(cell) for cell in cells]
     return "    " + " & ".join(texts) + r" \\"
 
 

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flashback.errors import require, unknown
 from flashback.files import write_atomically
-from flashback.reports.data import (
-    class_rows,
-    csv_of_classes,
-    csv_of_comparisons,
-    csv_of_runs,
-    csv_of_tasks,
-    csv_of_tests,
-)
+from flashback.reports import data
 from flashback.reports.page import html_page
 from flashback.reports.report import Report
 from flashback.reports.text import latex, markdown
 
-WRITERS = {
+TEXTS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "html": (".html", html_page),
     "md": (".md", markdown),
     "latex": (".tex", latex),
-    "csv": (".csv", csv_of_comparisons),
-    "runs-csv": (".runs.csv", csv_of_runs),
-    "tasks-csv": (".tasks.csv", csv_of_tasks),
-    "classes-csv": (".classes.csv", csv_of_classes),
-    "against-csv": (".against.csv", csv_of_tests),
 }
-FORMATS = (*WRITERS, "all")
+ROWS: dict[str, tuple[str, Callable[[Report], list[dict[str, Any]]]]] = {
+    "csv": (".csv", data.comparison_rows),
+    "runs-csv": (".runs.csv", data.metric_rows),
+    "tasks-csv": (".tasks.csv", data.accuracy_rows),
+    "classes-csv": (".classes.csv", data.class_rows),
+    "against-csv": (".against.csv", data.against_rows),
+}
+SUFFIXES = {name: suffix for name, (suffix, _) in (TEXTS | ROWS).items()}
+FORMATS = (*SUFFIXES, "all")
 
 
 def write_report(report: Report, out: str | Path, form: str = "html") -> list[Path]:
@@ -49,23 +49,35 @@ def write_report(report: Report, out: str | Path, form: str = "html") -> list[Pa
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     require(bool(report.pairings), "there is no finished run to report; train some with `flashback compare`")
-    empty = {"classes-csv": not class_rows(report), "against-csv": not report.baseline}
-    require(
-        form != "against-csv" or not empty[form], "against-csv needs a method to test against; name one (--against)"
-    )
-    require(form != "classes-csv" or not empty[form], "these records have no accuracies by class; choose another form")
+    require(form != "against-csv" or bool(report.baseline), "against-csv needs a method to test against (--against)")
     written = []
-    for name in [name for name in WRITERS if not empty.get(name)] if form == "all" else [form]:
-        suffix, write = WRITERS[name]
-        fits = form != "all" and suffix.endswith(out.suffix or "/")
-        path = out if fits else with_suffix(out, suffix)
+    for name in SUFFIXES if form == "all" else [form]:
+        rows = ROWS[name][1](report) if name in ROWS else []
+        require(bool(rows) or form != "classes-csv", "these records have no accuracies by class; choose another form")
+        if form == "all" and name in ROWS and not rows:
+            continue
+        fits = form != "all" and SUFFIXES[name].endswith(out.suffix or "/")
+        path = out if fits else with_suffix(out, SUFFIXES[name])
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, write(report))
+        write_atomically(path, TEXTS[name][1](report) if name in TEXTS else csv_text(rows))
         written.append(path)
     return written
 
 
 def with_suffix(path: Path, suffix: str) -> Path:
     """`report.html` becomes `report.md`; a suffix that is none of ours stays part of the name."""
-    ours = [one for one, _ in WRITERS.values()]
-    return path.with_suffix(suffix) if path.suffix in ours else path.with_name(path.name + suffix)
+    return path.with_suffix(suffix) if path.suffix in SUFFIXES.values() else path.with_name(path.name + suffix)
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if rows:
+        writer.writerow(rows[0])
+    writer.writerows([_no_formula(value) for value in row.values()] for row in rows)
+    return text.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """Spreadsheets take text that starts like a formula for one."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
