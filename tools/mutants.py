@@ -19,9 +19,9 @@ COPIED = ("src", "tests", "pyproject.toml", "README.md", "docs", "examples", "re
 
 # name: (file, line as it is, line as it becomes, tests that should notice)
 MUTANTS = {
-    "icarl-task-weight": ("hosts/icarl.py", "(columns - new) / columns * ", "", "hosts/test_icarl.py"),
+    "icarl-task-weight": ("hosts/icarl.py", "(end - first) / end * ", "", "hosts/test_icarl.py"),
     "icarl-stability-weight": (
-        "hosts/icarl.py", "weight=old.stop / self.loss_columns().stop", "weight=1.0", "hosts/test_icarl.py",
+        "hosts/icarl.py", "weight=old.stop / self.trained_columns()", "weight=1.0", "hosts/test_icarl.py",
     ),
     "der-alpha": (
         "hosts/der.py", 'Support(samples="memory", weight=self.settings.alpha)', 'Support(samples="memory")',

@@ -91,7 +91,7 @@ def test_nearest_mean_of_exemplars(normalise: bool, midway: bool) -> None:
     """In the middle of a task all images of a new class stand for it; it has no exemplars yet."""
     host = begun(1 if midway else 2, host__normalise=normalise)
     if not midway:
-        host.enter(host.benchmark.tasks[1])
+        host.task = host.benchmark.tasks[1]
     memory, train = host.memory, host.task.train
     assert memory is not None
     images, labels = memory.images[: memory.filled], memory.labels[: memory.filled]

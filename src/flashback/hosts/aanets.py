@@ -87,7 +87,7 @@ def aggregate(host: Any) -> None:
     """Double the backbone in the second task. The stable knowledge, a copy of the single network, is complete then."""
     if host.task.index == 1:
         host.net.backbone = AggregatedBackbone(host.net.backbone)
-        host.blank_since = None
+        host.stable_blank_for_task = None
 
 
 def with_mixing(host: ExemplarHost, stages: list[Stage], lr: float) -> list[Stage]:
@@ -99,7 +99,7 @@ def with_mixing(host: ExemplarHost, stages: list[Stage], lr: float) -> list[Stag
 
 
 def learn_mixing(host: Any, balanced: Callable[[], Stream], lr: float, epoch: int) -> None:
-    """One pass over the balanced set, by plain gradient descent; networks and their statistics stand still."""
+    """One pass over the balanced set, by plain gradient descent; networks and their statistics do not change."""
     stream, mix = balanced(), host.net.backbone.mix
     weights = mix.detach().requires_grad_()  # shares its memory with mix
     order = stream.order(host.config.seed, host.task.index, "mix", epoch)

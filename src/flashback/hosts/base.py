@@ -2,6 +2,9 @@
 
 A host gives stages, named losses, and one distance between the model and a knowledge base. It calls that distance with
 its stable knowledge, Flashback with the plastic knowledge. A host never knows whether Flashback is on.
+
+FL Eq. n is equation n of the Flashback Learning paper. Primary model: the model at the end of Flashback's phase 1, from
+which the plastic knowledge is read.
 """
 
 from __future__ import annotations
@@ -113,7 +116,7 @@ class Host(Predictor):
         self.views = Views(benchmark.mean, benchmark.std, training.views, size=training.image_size)
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
-        self.blank_since: int | None = None  # the task for which `allocate` has made blank stable knowledge
+        self.stable_blank_for_task: int | None = None  # the task for which `allocate` has made blank stable knowledge
         self.trained = False  # whether a trainer has started with it
         self.learned = 0  # columns of the tasks whose training has begun
         with seeded_initialisation(config.seed, "net"):
@@ -247,14 +250,14 @@ class Host(Predictor):
         """
         if self.has_knowledge and self.task.index > 0:
             self.stable = self.blank_for(self.stability_support())
-            self.blank_since = self.task.index
+            self.stable_blank_for_task = self.task.index
 
     def begin(self) -> None:
         """Prepare the content of the main stage, e.g. imprinting. The stable knowledge is filled by then."""
 
     def fill_and_begin(self) -> None:
         """Fill the blank stable knowledge of this task, then call `begin`."""
-        if self.stable is not None and self.blank_since == self.task.index:
+        if self.stable is not None and self.stable_blank_for_task == self.task.index:
             self.extract(self.stable)
         self.learned = self.task.classes.stop
         self.begin()
@@ -274,7 +277,7 @@ class Host(Predictor):
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> Step:
-        """Run every network that the losses need, once, and keep the outputs in a `Step` or a subclass of it."""
+        """Run the trained network and keep its outputs in a `Step` or a subclass; frozen models run in `distance`."""
         return Step(batch, self.answering_net()(batch.x))
 
     def losses(self, step: Any) -> Mapping[str, Tensor]:
@@ -344,11 +347,11 @@ class Host(Predictor):
     # ------------------------------------------------------------ knowledge on the memory, for any host with one
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
-        """Return the model's answers to images of this step that may come from the memory, and their slots."""
+        """Return the outputs for the images of this step that may come from the memory, and their slots."""
         return step.output, step.batch.slots
 
     def response(self, output: Output) -> Tensor:
-        """Return what of an answer is compared with a stored one: the logits o, or the embeddings z, of Eq. 10."""
+        """Return the part of an output that is compared with targets: logits o or embeddings z of FL Eq. 10."""
         return output.logits
 
     def response_width(self) -> int:

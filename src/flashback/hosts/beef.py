@@ -172,7 +172,7 @@ class Beef(ExemplarHost):
         return Support()
 
     def distance(self, step: EnergyStep, knowledge: ModelKnowledge, support: Support) -> Tensor:
-        """Soft cross-entropy (Eq. 23) to the primary module, on the raw logits u."""
+        """Soft cross-entropy (FL Eq. 23) to the primary module, on the raw logits u."""
         target = knowledge(step.batch.x).logits[:, support.columns]
         return soft_cross_entropy(step.output.logits[:, support.columns], target, self.settings.temperature)
 

@@ -47,7 +47,7 @@ class BeefCompress(Beef):
         return [
             expansion,
             replace(fusion, end=nothing),  # exemplars are chosen after the compression
-            self.compression.stage(self, self.old_parts, self.expanded),
+            self.compression.stage(self),
         ]
 
     def allocate(self) -> None:

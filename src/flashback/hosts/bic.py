@@ -43,7 +43,7 @@ class BiC(ExemplarHost):
 
     Stage 1 trains the network on most images: (1 - lambda) cross-entropy + lambda distillation, lambda being the share
     of old classes (Eq. 1 to 3 of Wu et al.). Stage 2 freezes it and learns alpha q + beta for the new logits on images
-    held out from stage 1, as many of each class (Eq. 4 and 5).
+    held out from stage 1, equally many per class (Eq. 4 and 5 of Wu et al.).
     """
 
     Settings = BiCSettings
@@ -78,7 +78,7 @@ class BiC(ExemplarHost):
             self.refill()
 
     def correction_stage(self) -> Stage:
-        """Train scale and shift of the new logits alone, in a network that stands still."""
+        """Train scale and shift of the new logits alone, in a frozen network."""
         return self.later_stage(
             "bias correction",
             self.settings.correction_epochs,
@@ -102,7 +102,7 @@ class BiC(ExemplarHost):
         return {"task": cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)}
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
-        """Soft cross-entropy (Eq. 18 and 23), over the softmax of the supported columns."""
+        """Soft cross-entropy (FL Eq. 18 and 23), over the softmax of the supported columns."""
         teacher = knowledge(step.batch.x).logits[:, support.columns]
         return soft_cross_entropy(step.output.logits[:, support.columns], teacher, self.settings.temperature)
 

@@ -90,7 +90,7 @@ class DERExpansion(ExemplarHost):
         return terms
 
     def distance(self, step: Step, knowledge: PrimaryModule, support: Support) -> Tensor:
-        """Soft cross-entropy (Eq. 23) to the primary module, on the softmax of the columns alone."""
+        """Soft cross-entropy (FL Eq. 23) to the primary module, on the softmax of the columns alone."""
         assert isinstance(step.output, BoostedOutput)
         target = knowledge.logits(step.output.old, step.batch.x)[:, support.columns]
         return soft_cross_entropy(step.output.logits[:, support.columns], target, self.settings.temperature)

@@ -21,7 +21,7 @@ from flashback.knowledge import ImportantParameters, Support, flat, soft_binary_
 class ElasticSettings(HostSettings):
     # Cross-entropy over all columns, or over those of the task, as with a head for each; or a binary loss on these.
     loss: Literal["ce_all", "ce_current", "bce_current"] = "ce_all"
-    strength: float = 10.0  # lambda; the paper's alpha_s (Eq. 14) is strength for ewc and its kin, else 2 * strength
+    strength: float = 10.0  # lambda; alpha_s of FL Eq. 14 is strength for ewc, afec and caf, else 2 * strength
 
     def check(self) -> None:
         not_negative(self, "strength")
@@ -30,8 +30,9 @@ class ElasticSettings(HostSettings):
 class ElasticHost(Host):
     """Pulls all parameters (convolutions, batch norm, classifier) towards an anchor, each by its importance.
 
-    The distance to an anchor {theta*, F} is sum F (theta - theta*)^2 (Eq. 17 and 22). By default there is one anchor:
-    the last parameters, with an importance that is summed over the tasks. A method defines `importance` and `losses`.
+    The distance to an anchor {theta*, F} is sum F (theta - theta*)^2 (FL Eq. 17 and 22). By default there is one
+    anchor: the last parameters, with an importance that is summed over the tasks. A method defines `importance` and
+    `losses`.
     """
 
     Settings = ElasticSettings
@@ -75,7 +76,7 @@ class ElasticHost(Host):
         self.stable.values.copy_(flat(self.anchored_parameters()))
 
     def stability_support(self) -> Support:
-        """Weigh with strength, without the half of Eq. 17."""
+        """Weigh with strength, without the half of FL Eq. 17."""
         return Support(weight=self.settings.strength)
 
     def plasticity_support(self) -> Support:
@@ -86,7 +87,10 @@ class ElasticHost(Host):
 
     @torch.no_grad()
     def fill_knowledge(self, knowledge: ImportantParameters) -> None:
-        """Set {theta_p, F_p} from the present task alone, nothing accumulated (Eq. 12)."""
+        """Store the present parameters and their importance for the present task alone.
+
+        This is the plastic knowledge (FL Eq. 12), and an anchor of EWC.
+        """
         knowledge.importance.copy_(self.importance())
         knowledge.values.copy_(flat(self.anchored_parameters()))
 

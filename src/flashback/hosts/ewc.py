@@ -1,7 +1,6 @@
 """EWC (Kirkpatrick et al. 2017) and online EWC (Schwarz et al. 2018): keep the parameters that matter to old tasks.
 
-Equation numbers are those of the Flashback Learning paper. The distance to one anchor is
-`flashback.knowledge.ImportantParameters.distance`.
+The distance to one anchor is `flashback.knowledge.ImportantParameters.distance`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from flashback.knowledge.importance import Estimator, fisher_diagonal
 
 @dataclass(frozen=True)
 class FisherSettings(ElasticSettings):
-    # Eq. 4 is "empirical". Published strengths near 10 were found with "mammoth", whose entries are several times
+    # FL Eq. 4 is "empirical". Published strengths near 10 are for "mammoth", whose entries are several times
     # smaller; with the others, training at the usual rates can diverge at such strengths.
     fisher: Estimator = "mammoth"
 
@@ -31,7 +30,8 @@ class FisherSettings(ElasticSettings):
 class EWC(ElasticHost):
     """One anchor for each task so far: lambda / 2 * sum_i sum F_i (theta - theta_i)^2.
 
-    F_i is the diagonal of the Fisher information of task i at theta_i, the parameters it ended with.
+    F_i estimates the diagonal of the Fisher information of task i at theta_i, the parameters it ended with.
+    `host.fisher` chooses how; the default is p(y) times the empirical one, as in Mammoth.
     """
 
     Settings = FisherSettings
@@ -68,7 +68,7 @@ class EWC(ElasticHost):
 
 @dataclass(frozen=True)
 class OnlineEWCSettings(FisherSettings):
-    gamma: float = 1.0  # the share of the earlier importance that each task keeps (Eq. 5); 1 sums it up
+    gamma: float = 1.0  # the share of the earlier importance that each task keeps (FL Eq. 5); 1 sums it up
 
     def check(self) -> None:
         super().check()
@@ -92,13 +92,13 @@ class OnlineEWC(ElasticHost):
         return task_fisher(self)
 
     def end(self) -> None:
-        """F-hat_t = gamma F-hat_(t-1) + F_t (Eq. 5), theta_s = theta_t."""
+        """F-hat_t = gamma F-hat_(t-1) + F_t (FL Eq. 5), theta_s = theta_t."""
         self.stable.importance.mul_(self.settings.gamma)
         super().end()
 
 
 class TaskAnchors(Knowledge):
-    """The parameters theta_i and the importance F_i that each task ended with (Eq. 3).
+    """The parameters theta_i and the importance F_i that each task ended with (FL Eq. 3).
 
     The last anchor belongs to the present task and is blank until the task ends.
     """
@@ -112,18 +112,21 @@ class TaskAnchors(Knowledge):
         assert isinstance(anchor, ImportantParameters)
         return anchor
 
+    def past(self) -> list[ImportantParameters]:
+        return [self[task] for task in range(len(self.tasks) - 1)]
+
     def nbytes(self) -> int:
         """Return the size of the anchors that are filled."""
-        return sum(self[task].nbytes() for task in range(len(self.tasks) - 1))
+        return sum(anchor.nbytes() for anchor in self.past())
 
     def distance(self, parameters: Iterable[Tensor]) -> Tensor:
         """Compute sum_i sum F_i (theta - theta_i)^2 over all earlier tasks i."""
         present = [flat(parameters)]  # laid out once for all anchors
-        return torch.stack([self[task].distance(present) for task in range(len(self.tasks) - 1)]).sum()
+        return torch.stack([anchor.distance(present) for anchor in self.past()]).sum()
 
 
 def task_fisher(host: EWC | OnlineEWC, net: nn.Module | None = None) -> Tensor:
-    """Compute F of the present task at the present parameters (Eq. 4 and 11), on its training images unaugmented."""
+    """Compute F of the present task at the present parameters (FL Eq. 4 and 11), on its training images unaugmented."""
     train, estimator = host.task.train, host.settings.fisher
     net = host.net if net is None else net
     return fisher_diagonal(net, train.x, train.y, host.views.plain, estimator, host.softmax_columns())

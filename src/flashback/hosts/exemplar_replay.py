@@ -27,7 +27,7 @@ class ExemplarReplay(ExemplarHost):
     """Cross-entropy on new images and exemplars alike, and nothing else against forgetting.
 
     The labels of exemplars are the stable knowledge; there is no distance to them, so no stability loss. The plastic
-    knowledge is the primary model's logits for the exemplars (Eq. 10), compared by squared error (Eq. 21).
+    knowledge is the primary model's logits for the exemplars (FL Eq. 10), compared by squared error (FL Eq. 21).
     """
 
     Settings = ExemplarReplaySettings
@@ -43,7 +43,7 @@ class ExemplarReplay(ExemplarHost):
         return Support(columns=self.task.seen, samples="memory")
 
     def distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
-        """Squared error between the answers to the exemplars of a batch and their targets."""
+        """Squared error between the outputs for the exemplars of a batch and their targets."""
         return self.replay_distance(step, knowledge, support)
 
     def knowledge_bytes(self) -> dict[str, int]:

@@ -36,7 +36,7 @@ class ExemplarSettings(HostSettings):
         """Return the exemplars that so many classes have together."""
         if self.memory_per_class is not None:
             return self.memory_per_class * classes
-        assert self.memory_size is not None, "one of both is set, see check"
+        assert self.memory_size is not None, "check ensures that one of the two is set"
         return self.memory_size
 
 

@@ -1,12 +1,9 @@
-"""FOSTER (Wang et al. 2022): a new module boosts the frozen network, then both are compressed into one again.
-
-Equation numbers are those of the Flashback Learning paper.
-"""
+"""FOSTER (Wang et al. 2022): a new module boosts the frozen network, then both are compressed into one again."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,7 +33,8 @@ from flashback.nets import (
 @dataclass(frozen=True)
 class FosterSettings(ExemplarSettings):
     normalise: bool = True  # herd unit-length features
-    # Strength of the logits alignment, or a list of one for each task from the second on, of which the last stays.
+    # Strength of the logits alignment; a list has one value per task from the second on, and its last value also
+    # serves all later tasks.
     beta1: float | tuple[float, ...] = 0.96
     distillation: float = 1.0  # weight of the distillation from the old network
     temperature: float = 2.0  # of both distillations
@@ -60,7 +58,7 @@ class FosterSettings(ExemplarSettings):
 class Foster(ExemplarHost):
     """Boosting trains a module and its heads against what the frozen network gets wrong; compression follows.
 
-    Boosting: a new module m beside the frozen network h_s, one head on [h_s ; m] (Eq. 7).
+    Boosting: a new module m beside the frozen network h_s, one head on [h_s ; m] (FL Eq. 7).
     Compression: a student as large as the old network learns from both. It is what the host predicts with, and what
     the next task starts from.
     """
@@ -70,7 +68,7 @@ class Foster(ExemplarHost):
     scores_unseen = False
     net: GrowingNet | Boosted
     stable: OldNet | None  # h_s
-    weights: Tensor  # of the classes seen, for the logits alignment
+    weights: Tensor  # of the classes seen, for the logits alignment (beta1)
 
     def build(self) -> None:
         super().build()
@@ -84,10 +82,10 @@ class Foster(ExemplarHost):
     def stages(self) -> list[Stage]:
         if self.task.index == 0:
             return [self.main_stage()]
-        return [self.main_stage(name="boosting"), self.compression.stage(self, self.old_parts, self.expanded)]
+        return [self.main_stage(name="boosting"), self.compression.stage(self)]
 
     def allocate(self) -> None:
-        """Freeze what the last task left and add a module that starts as its copy."""
+        """Freeze a copy of the last network as h_s; its backbone continues as the new module."""
         if self.task.index == 0:
             return
         old = self.compression.student or cast(GrowingNet, self.net)
@@ -132,7 +130,7 @@ class Foster(ExemplarHost):
         return Support(columns=self.task.old, weight=self.settings.distillation)
 
     def distance(self, step: Step, knowledge: OldNet | PrimaryModule, support: Support) -> Tensor:
-        """Soft cross-entropy (Eq. 18 and 23), on the softmax of the columns alone."""
+        """Soft cross-entropy (FL Eq. 18 and 23), on the softmax of the columns alone."""
         assert isinstance(step.output, BoostedOutput)
         target = knowledge.logits(step.output.old, step.batch.x)[:, support.columns]
         return soft_cross_entropy(step.output.logits[:, support.columns], target, self.settings.temperature)
@@ -172,18 +170,18 @@ class Foster(ExemplarHost):
 
 
 class OldNet(ModelKnowledge):
-    """The stable knowledge: the frozen network h_s with its head (Eq. 8)."""
+    """The stable knowledge: the frozen network h_s with its head (FL Eq. 8)."""
 
     def logits(self, old: Output, x: Tensor) -> Tensor:
-        """Return the logits of h_s, which runs once per step."""
+        """Return the logits of h_s: they are in its output, which `forward` computed."""
         return old.logits
 
 
 class PrimaryModule(ModuleKnowledge):
-    """The plastic knowledge: the new module and the head that joins it to h_s, as they were after phase 1 (Eq. 13)."""
+    """The plastic knowledge: the new module and the head that joins it to h_s, as phase 1 left them (FL Eq. 13)."""
 
     def logits(self, old: Output, x: Tensor) -> Tensor:
-        """Compute the logits from the features of h_s, which runs once per step."""
+        """Compute the primary logits from the output of h_s, which `forward` computed, and the primary module."""
         logits: Tensor = self["head"](torch.cat([old.features, self["module"](x).float()], dim=1))
         return logits
 
@@ -199,24 +197,22 @@ def new_parts(net: nn.Module) -> dict[str, nn.Module]:
 class Compression(nn.Module):
     """The compression stage: a student as large as one module learns from the expanded network, the teacher."""
 
-    weights: Tensor  # of the classes seen, for balanced distillation
+    weights: Tensor  # of the classes seen, for balanced distillation (beta2)
 
     def __init__(self) -> None:
         super().__init__()
         self.student: GrowingNet | None = None
 
-    def stage(
-        self, host: Any, old_parts: Callable[[], tuple[Backbone, LinearHead]], teacher: Callable[[], nn.Module]
-    ) -> Stage:
-        """Describe the stage of an exemplar host. It has no weight decay, and herds features of the teacher at its end.
+    def stage(self, host: Any) -> Stage:
+        """Make the stage of an exemplar host. It has no weight decay, and herds features of the teacher at its end.
 
-        `old_parts` gives the module and head that the student starts from, `teacher` the expanded network.
+        `host.old_parts` gives the module and head that the student starts from, `host.expanded` the teacher.
         """
         settings = host.settings
 
         def allocate() -> None:
             """Make the student: the old network, with fresh rows for the new classes."""
-            (module, head), seen = old_parts(), host.task.seen.stop
+            (module, head), seen = host.old_parts(), host.task.seen.stop
             self.student = GrowingNet(copy.deepcopy(module).set_trainable(), seen, head)
             self.register_buffer("weights", torch.ones(seen))
 
@@ -224,9 +220,9 @@ class Compression(nn.Module):
             self.weights.copy_(class_weights(class_counts(host), settings.beta2))
 
         def losses(step: Step) -> Mapping[str, Tensor]:
-            expanded = teacher()
-            with torch.no_grad(), evaluating(expanded):
-                targets = expanded(step.batch.x).logits
+            teacher = host.expanded()
+            with torch.no_grad(), evaluating(teacher):
+                targets = teacher(step.batch.x).logits
             loss = balanced_distillation(step.output.logits, targets, self.weights, settings.temperature)
             return {"compression": loss}
 
@@ -239,7 +235,7 @@ class Compression(nn.Module):
             losses=losses,
             allocate=allocate,
             begin=begin,
-            end=lambda: host.refill(teacher()),
+            end=lambda: host.refill(host.expanded()),
         )
         return stage
 

@@ -9,8 +9,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashback.batches import Stream
-from flashback.hosts.base import HOSTS, one_hot
+from flashback.hosts.base import HOSTS, Host, one_hot
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.prediction import Classifier
 from flashback.hosts.stages import Step
@@ -22,7 +21,7 @@ from flashback.memory import class_means
 class ICaRLSettings(ExemplarSettings):
     # Herd and average unit-length features. The paper and public codes do; the default here departs from them.
     normalise: bool = False
-    # Imitates other implementations: columns of the loss; "all" trains unseen classes as negatives.
+    # Columns of the loss; "all" also trains future classes towards 0, as the authors' code and Mammoth do.
     columns: Literal["seen", "all"] = "seen"
 
 
@@ -31,26 +30,17 @@ class ICaRL(ExemplarHost):
     """Trains on new images and herded exemplars with binary distillation; predicts by the nearest class mean.
 
     A task trains on its images and all exemplars, with one binary cross-entropy per class: new classes towards the
-    labels, old classes towards the sigmoid outputs of the old model (Alg. 3 of Rebuffi et al.). Then exemplars are
-    herded and cut to size (Alg. 4 and 5). An image goes to the class with the nearest mean of exemplars (Alg. 1).
+    labels, old classes towards the sigmoid outputs of the old model (Alg. 3 of Rebuffi et al.). These are computed for
+    every augmented batch; the paper stores them once before training. Then `ExemplarHost` cuts the exemplars of old
+    classes to the new quota and herds those of the new ones (Alg. 4 and 5). An image goes to the class with the nearest
+    mean of exemplars (Alg. 1).
     """
 
     Settings = ICaRLSettings
-    scores_unseen = False  # there is no mean for a class that was never met
-
-    def stream(self) -> Stream:
-        """New images and exemplars as one data set."""
-        return Stream.of(self.task.train, self.device).joined(self.memory_stream())
+    scores_unseen = False  # there is no mean for a class that was never seen
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
-        """The mean over all columns, as the shares of new columns (task) and old ones (stability)."""
-        new, columns = self.task.new.start, self.loss_columns().stop
-        logits = step.output.logits[:, new:columns]
-        labels = one_hot(step.batch.y, slice(new, columns), logits.dtype)  # all zero for exemplars
-        terms = {"task": (columns - new) / columns * soft_binary_cross_entropy(logits, labels)}
-        if self.stable is not None:
-            terms["stability"] = self.stability(step)
-        return terms
+        return binary_losses(self, step, self.trained_columns())
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """Binary cross-entropy towards the sigmoid outputs of the old (or primary) model."""
@@ -59,15 +49,11 @@ class ICaRL(ExemplarHost):
 
     def stability_support(self) -> Support:
         old = self.task.old
-        return Support(columns=old, weight=old.stop / self.loss_columns().stop)
+        return Support(columns=old, weight=old.stop / self.trained_columns())
 
     def plasticity_support(self) -> Support:
-        """The new columns, of which the primary model is the expert, as the old model is of the old ones."""
+        """The new columns: the primary model is the expert on these, as the old model is on the old ones."""
         return Support(columns=self.task.new)
-
-    def end(self) -> None:
-        """Cut the exemplars of old classes to the new quota, and herd those of the new classes."""
-        self.refill()
 
     def classifiers(self) -> dict[str, Classifier]:
         normalise = self.settings.normalise
@@ -84,5 +70,19 @@ class ICaRL(ExemplarHost):
 
     # ------------------------------------------------------------ the switch `columns`
 
-    def loss_columns(self) -> slice:
-        return slice(0, self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop)
+    def trained_columns(self) -> int:
+        return self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop
+
+
+def binary_losses(host: Host, step: Step, end: int) -> dict[str, Tensor]:
+    """Binary cross-entropy averaged over columns 0..end, split in two.
+
+    "task" is the part of the new columns, "stability" that of the old ones.
+    """
+    first = host.task.new.start
+    logits = step.output.logits[:, first:end]
+    labels = one_hot(step.batch.y, slice(first, end), logits.dtype)  # all zero for exemplars
+    terms = {"task": (end - first) / end * soft_binary_cross_entropy(logits, labels)}
+    if host.stable is not None:
+        terms["stability"] = host.stability(step)
+    return terms

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashback.batches import Batch
 from flashback.config import above_zero, at_least_one, not_negative
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
@@ -28,7 +29,7 @@ class CosineSettings(ExemplarSettings):
     """Settings of imprinting and balanced fine-tuning, which PODNet has too."""
 
     imprint_view: Literal["plain", "train"] = "plain"  # the view of the images that imprint new class vectors
-    finetune: Literal["seen", "current", "none"] = "seen"  # class vectors of the balanced fine-tuning, see `tuned_part`
+    finetune: Literal["seen", "current", "none"] = "seen"  # class vectors that fine-tuning trains
     finetune_epochs: int = 20
     finetune_lr: float = 0.01
     finetune_milestones: tuple[float, ...] = (0.5,)  # shares of these epochs at which the rate falls to a tenth
@@ -44,11 +45,13 @@ class CosineSettings(ExemplarSettings):
 
 @dataclass(frozen=True)
 class LUCIRSettings(CosineSettings):
+    # Herd unit-length features. The authors' code does; the default here departs from it.
+    normalise: bool = False
     lambda_base: float = 5.0  # weight of the less-forget term, before it is scaled with the classes
     hardest: int = 2  # K, the new classes that an old sample is kept apart from
     margin: float = 0.5  # m, between the cosine to the true class and those to the hardest new ones
     margin_weight: float = 1.0
-    # Both imitate other implementations (Mammoth): "all" has the random vectors of classes to come in the losses;
+    # Both imitate other implementations (Mammoth): "all" has the random vectors of future classes in the losses;
     # "tasks" scales lambda_base by sqrt(task), not by sqrt(old / new classes).
     columns: Literal["seen", "all"] = "seen"
     scale: Literal["classes", "tasks"] = "classes"
@@ -65,8 +68,9 @@ class LUCIR(ExemplarHost):
 
     A task has two stages. The first trains the backbone and the new class vectors, which are imprinted, with three
     losses (Section 3 of Hou et al.): cross-entropy on scaled cosines, the less-forget constraint on features, and the
-    margin ranking loss. The second tunes the class vectors on the exemplars, of which every class has as many.
-    Classes to come have a column with a random vector until they are imprinted: zero-shot accuracy is chance.
+    margin ranking loss. The second tunes the class vectors on the exemplars, equally many per class.
+    Future classes have a column with a random vector until they are imprinted: zero-shot accuracy is chance.
+    The authors' network has no ReLU before the classifier; of the nets here only resnet32-cosine does the same.
     """
 
     Settings = LUCIRSettings
@@ -100,10 +104,10 @@ class LUCIR(ExemplarHost):
     def classification(self, step: Step) -> dict[str, Tensor]:
         """Cross-entropy over the classes seen, and from task 2 on the margin between old and new classes."""
         assert isinstance(step.output, CosineOutput)
-        labels, columns, settings = step.batch.y, self.loss_columns(), self.settings
-        terms = {"task": cross_entropy(step.output.logits[:, columns], labels)}
+        labels, end, settings = step.batch.y, self.trained_columns(), self.settings
+        terms = {"task": cross_entropy(step.output.logits[:, :end], labels)}
         if self.task.index > 0:
-            new = slice(self.task.new.start, columns.stop)
+            new = slice(self.task.new.start, end)
             ranking = margin_ranking(step.output.cosines, labels, new, settings.hardest, settings.margin)
             terms["margin"] = settings.margin_weight * ranking
         return terms
@@ -113,6 +117,7 @@ class LUCIR(ExemplarHost):
         return cosine_distance(step.output.features, knowledge(step.batch.x).features)
 
     def stability_support(self) -> Support:
+        """lambda = lambda_base * sqrt(old / new classes), as in the authors' code."""
         return Support(weight=self.settings.lambda_base * math.sqrt(self.growth()))
 
     def plasticity_support(self) -> Support:
@@ -127,8 +132,8 @@ class LUCIR(ExemplarHost):
 
     # ------------------------------------------------------------ the switches `columns` and `scale`
 
-    def loss_columns(self) -> slice:
-        return slice(0, self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop)
+    def trained_columns(self) -> int:
+        return self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop
 
     def growth(self) -> float:
         """The more old classes there are for each new one, the more there is to keep (Section 3.3)."""
@@ -149,9 +154,9 @@ def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: int, ma
 
 @torch.no_grad()
 def imprint(host: Any, unit_vectors: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Start new class vectors with the mean length of old ones, in directions made of features and labels from 0.
+    """Set the vectors of the new classes, from the second task on: the mean length of the old ones times a direction.
 
-    In the first task nothing is imprinted.
+    `unit_vectors` computes the directions from the features of the new images and their labels, counted from 0.
     """
     task = host.task
     if task.index == 0:
@@ -166,33 +171,33 @@ def imprint(host: Any, unit_vectors: Callable[[Tensor, Tensor], Tensor]) -> None
 
 
 def balanced_finetuning(host: Any, losses: Callable[[Step], Mapping[str, Tensor]]) -> list[Stage]:
-    """The stage that trains the classifier alone on the exemplars; no stage in the first task or with finetune=none."""
+    """The stage that trains the classifier alone on the exemplars; no stage in the first task or with finetune=none.
+
+    finetune=seen: all class vectors, with batch-norm statistics and sigma held (the original). finetune=current: those
+    of the task, with statistics of the batch and sigma trained (Mammoth).
+    """
     settings = host.settings
     if host.task.index == 0 or settings.finetune == "none":
         return []
-    tuned, mode, sigma = tuned_part(host)
+    all_seen, task = settings.finetune == "seen", host.task.index
+
+    def forward(batch: Batch) -> Step:
+        with evaluating(host.net) if all_seen else untracked_batchnorm(host.net):
+            step: Step = host.forward(batch)
+        return step
+
     finetuning = host.later_stage(
         "balanced fine-tuning",
         settings.finetune_epochs,
         {"lr": settings.finetune_lr, "schedule": "step", "milestones": settings.finetune_milestones, "gamma": 0.1},
         stream=host.memory_stream,
-        forward=mode(host.net)(host.forward),
-        losses=losses,  # a distance between features has no gradient here: they stand still
-        allocate=lambda: host.net.train_only(tuned, backbone=False, sigma=sigma),
+        forward=forward,
+        losses=losses,  # without the distance between features, which has no gradient here
+        allocate=lambda: host.net.train_only(
+            range(0 if all_seen else task, task + 1), backbone=False, sigma=not all_seen
+        ),
     )
     return [finetuning]
-
-
-def tuned_part(host: Any) -> tuple[range, Any, bool]:
-    """The blocks of class vectors that are tuned, the mode of batch norm, and whether sigma is trained.
-
-    finetune=seen: all vectors, with batch-norm statistics and sigma held (the original). finetune=current: those of the
-    task, with statistics of the batch and sigma trained (Mammoth).
-    """
-    task = host.task.index
-    if host.settings.finetune == "seen":
-        return range(task + 1), evaluating, False
-    return range(task, task + 1), untracked_batchnorm, True
 
 
 def directions(output: Output) -> Tensor:

@@ -1,4 +1,4 @@
-"""LwF, learning without forgetting (Li and Hoiem 2016), with one head: softened answers of the old model are kept."""
+"""LwF, learning without forgetting (Li and Hoiem 2016), with one head: softened outputs of the old model are kept."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LwF(Host):
         return terms
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
-        """Soft cross-entropy (Eq. 18 and 23), over the softmax of the supported columns."""
+        """Soft cross-entropy (FL Eq. 18 and 23), over the softmax of the supported columns."""
         teacher = knowledge(step.batch.x).logits[:, support.columns]
         return soft_cross_entropy(step.output.logits[:, support.columns], teacher, self.settings.temperature)
 

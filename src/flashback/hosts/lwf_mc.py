@@ -9,14 +9,15 @@ from typing import Literal
 from torch import Tensor
 
 from flashback.config import HostSettings, not_negative
-from flashback.hosts.base import HOSTS, Host, one_hot
+from flashback.hosts.base import HOSTS, Host
+from flashback.hosts.icarl import binary_losses
 from flashback.hosts.stages import Step
 from flashback.knowledge import ModelKnowledge, Support, flat, soft_binary_cross_entropy
 
 
 @dataclass(frozen=True)
 class LwFMCSettings(HostSettings):
-    # Both imitate other implementations: columns of the loss ("all" trains unseen classes as negatives), and the
+    # Both imitate other implementations: columns of the loss ("all" trains future classes towards 0), and the
     # weight of the squared norm of all parameters, added to the loss.
     columns: Literal["seen", "all"] = "seen"
     penalty: float = 0.0
@@ -37,14 +38,7 @@ class LwFMC(Host):
     family = "distillation"
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
-        """The mean over all columns, as the shares of new columns (task) and old ones (stability)."""
-        new, columns = self.task.new.start, self.loss_columns().stop
-        logits = step.output.logits[:, new:columns]
-        labels = one_hot(step.batch.y, slice(new, columns), logits.dtype)
-        terms = {"task": (columns - new) / columns * soft_binary_cross_entropy(logits, labels)}
-        if self.stable is not None:
-            terms["stability"] = self.stability(step)
-        return {**terms, **self.penalty()}
+        return {**binary_losses(self, step, self.trained_columns()), **self.penalty()}
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """Binary cross-entropy towards the sigmoid outputs of the old (or primary) model."""
@@ -53,16 +47,16 @@ class LwFMC(Host):
 
     def stability_support(self) -> Support:
         old = self.task.old
-        return Support(columns=old, weight=old.stop / self.loss_columns().stop)
+        return Support(columns=old, weight=old.stop / self.trained_columns())
 
     def plasticity_support(self) -> Support:
-        """The new columns, of which the primary model is the expert, as the old model is of the old ones."""
+        """The new columns: the primary model is the expert on these, as the old model is on the old ones."""
         return Support(columns=self.task.new)
 
     # ------------------------------------------------------------ the switches `columns` and `penalty`
 
-    def loss_columns(self) -> slice:
-        return slice(0, self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop)
+    def trained_columns(self) -> int:
+        return self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop
 
     def penalty(self) -> dict[str, Tensor]:
         weight = self.settings.penalty

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Step:
-    """Everything that one batch produced: every forward pass is run once and kept here.
+    """A batch and the outputs of the trained network for it; frozen models run in `distance`.
 
     Attributes:
         batch: Augmented images `x`, labels `y`, `raw` images, and their memory `slots` (-1: not from the memory).

@@ -46,7 +46,7 @@ class WeightAligning(ExemplarHost):
         return terms
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
-        """Soft cross-entropy (Eq. 18 and 23), over the softmax of the supported columns."""
+        """Soft cross-entropy (FL Eq. 18 and 23), over the softmax of the supported columns."""
         teacher = knowledge(step.batch.x).logits[:, support.columns]
         return soft_cross_entropy(step.output.logits[:, support.columns], teacher, self.settings.temperature)
 

@@ -1,4 +1,4 @@
-"""Distances between what a model answers now and what a knowledge base holds. Means over samples and columns."""
+"""Distances between the outputs of a model and what a knowledge base holds. Means over samples and columns."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def squared_error(responses: Tensor, targets: Tensor, counted: Tensor | None = N
     """Mean squared error (Eq. 16 and 21 up to a factor).
 
     Args:
-        responses: The model's answers, [B, width].
+        responses: The model's outputs, [B, width].
         targets: What they are compared with, [B, width].
         counted: Marks the samples that have a target, [B]; None: all of them.
 

@@ -69,7 +69,7 @@ class ModuleKnowledge(Knowledge):
 
 
 class Targets(Knowledge):
-    """A target for each image of a memory: what a model answered to it, logits or embeddings (Eq. 2 and 10)."""
+    """A target for each image of a memory: a model's output for it, logits or embeddings (Eq. 2 and 10)."""
 
     def of_slots(self, slots: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
         """Return the target of each slot, and which of them count (None: all)."""
@@ -79,7 +79,7 @@ class Targets(Knowledge):
         """Compute the mean squared error between responses and targets (Eq. 16 and 21).
 
         Args:
-            responses: The model's answers to a batch, [B, width].
+            responses: The model's outputs for a batch, [B, width].
             slots: The memory slot of each image of the batch, [B]; -1 for an image that is not stored.
             memory: The memory that the slots belong to.
             columns: The columns that count.
@@ -99,13 +99,13 @@ class StoredTargets(Targets):
 
 
 class ReplayedTargets(Targets):
-    """The answers of one model to all images of the memory at one moment.
+    """The outputs of one model for all images of the memory at one moment.
 
     A slot that is overwritten later holds another image: its insertion stamp differs, and its target counts no more.
 
     Args:
-        memory: The memory whose images are answered.
-        width: The columns of an answer.
+        memory: The memory that the targets belong to.
+        width: The columns of an output.
     """
 
     targets: Tensor
@@ -118,7 +118,7 @@ class ReplayedTargets(Targets):
 
     @torch.no_grad()
     def fill(self, memory: Memory, respond: Callable[[Tensor], Tensor]) -> None:
-        """Keep what `respond` answers to the raw images of the memory."""
+        """Keep what `respond` returns for the raw images of the memory."""
         self.stamps.copy_(memory.stamps)
         if memory.filled:
             self.targets[: memory.filled] = respond(memory.images[: memory.filled])
@@ -148,7 +148,7 @@ class Support:
     Theorems 1 to 4 hold as printed where stability and plasticity have the same support; elsewhere column by column.
 
     Attributes:
-        columns: The columns of the answers that the distance looks at; all of them by default.
+        columns: The columns of the outputs that the distance looks at; all of them by default.
         samples: "all" samples of the batch, or only those from the "memory".
         weight: The factor of the distance in the loss.
     """
