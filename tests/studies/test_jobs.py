@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashback.errors import FlashbackError
-from flashback.hosts import HOSTS
 from flashback.studies import jobs as jobs_module
 
 
@@ -86,16 +82,6 @@ def test_what_a_failure_left_goes_with_the_next_success(monkeypatch: pytest.Monk
     monkeypatch.setattr(jobs_module, "run", lambda *_, **__: None)
     assert jobs_module.attempt(job, lambda event: None) is None
     assert not (job.folder / "failure.txt").exists()
-
-
-def test_a_host_of_a_notebook_is_not_sent_to_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [replace(job, config={"host": {"name": "mine"}}) for job in made_jobs(tmp_path, "one", "two")]
-    monkeypatch.setitem(HOSTS._entries, "mine", type("Mine", (HOSTS["icarl"],), {"__module__": "__main__"}))
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
-    jobs_module.check_reachable(jobs)  # a script is read again by every process
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
-    with pytest.raises(FlashbackError, match=r"^mine is defined in this session alone .* \(host_file\), or run one at"):
-        jobs_module.run_jobs(jobs, 2, lambda name: lambda event: None, tmp_path)
 
 
 def test_a_failure_that_cannot_be_noted_is_still_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ import torch
 from flashback.benchmarks.load import fetch_data, missing_data
 from flashback.errors import FlashbackError, Interrupted, require
 from flashback.files import refuse_special, write_atomically
-from flashback.hosts import HOSTS
 from flashback.hosts.external import HostFiles, find_hosts, in_one_line
 from flashback.recipes import config_from_dict
 from flashback.records import RunFolder
@@ -130,24 +128,11 @@ def run_jobs(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Obse
     if count == 1:
         problems = {job.name: attempt_here(job, watch(job.name)) for job in jobs}
     else:
-        check_reachable(jobs)
         problems = run_packed(spread(jobs, count), count, watch)
         problems |= run_packed([job for job in jobs if was_killed(problems[job.name])], count, watch)
         problems |= run_packed([job for job in jobs if problems[job.name] == LACK_OF_MEMORY], 1, watch)
     shutil.rmtree(out / SHARED, ignore_errors=True)
     return {name: problem for name, problem in problems.items() if problem is not None}
-
-
-def check_reachable(jobs: Sequence[Job]) -> None:
-    """Refuse a host defined in a notebook: other processes cannot import it."""
-    if hasattr(sys.modules["__main__"], "__file__"):
-        return
-    for name in sorted({job.config["host"]["name"] for job in jobs}):
-        require(
-            name not in HOSTS or HOSTS[name].__module__ != "__main__",
-            f"{name} is defined in this session alone and parallel runs are separate processes; put it into a file and "
-            "name that (host_file), or run one at a time (jobs=1)",
-        )
 
 
 def share_first_tasks(jobs: Sequence[Job], folder: Path) -> list[Job]:

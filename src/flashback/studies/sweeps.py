@@ -13,13 +13,12 @@ from typing import Any, Literal
 
 import torch
 
-from flashback.config import build, fields_of, to_dict
+from flashback.config import build, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host
 from flashback.hosts.external import HostFiles, find_hosts
 from flashback.plain_yaml import read_yaml
 from flashback.recipes import check_free, configure
-from flashback.records import dotted
 from flashback.records.terms import FLASHBACK
 from flashback.studies.jobs import Job, RunContext, ensure_data, gets_another_chance, is_finished, run_jobs
 from flashback.training.trainer import Event, Observer
@@ -121,21 +120,17 @@ def plan(sweep: Sweep, out: Path, context: RunContext) -> list[Job]:
     """Every run of a sweep once; the arm without flashback is the same for all values of flashback settings."""
     jobs: dict[Path, Job] = {}
     for part in sweep.parts:
-        check_host_settings(part)
         for host, benchmark, arm, seed in itertools.product(part.hosts, part.benchmarks, part.arms, part.seeds):
             if arm == FLASHBACK and is_bare(host):
                 continue
             for choice in combinations(part.grid, arm):
-                settings = {**part.settings, **choice}
-                config = configure(
-                    host,
-                    benchmark,
-                    flashback=arm == FLASHBACK,
-                    seed=seed,
-                    recipe=part.recipe,
-                    settings=settings,
-                    data=context.data,
-                )
+                options: dict[str, Any] = {"recipe": part.recipe, "settings": {**part.settings, **choice}}
+                try:
+                    config = configure(
+                        host, benchmark, flashback=arm == FLASHBACK, seed=seed, data=context.data, **options
+                    )
+                except FlashbackError as error:
+                    raise FlashbackError(f"{host}: {error}") from None
                 folder = out / slug(benchmark) / slug(host) / slug(part.recipe) / label(choice) / arm / f"seed-{seed}"
                 job = Job(arm, seed, to_dict(config), folder, context, str(folder.relative_to(out)))
                 require(
@@ -144,20 +139,6 @@ def plan(sweep: Sweep, out: Path, context: RunContext) -> list[Job]:
                 )
     require(bool(jobs), "the sweep plans no run: none of its hosts can have flashback; add the arm host")
     return list(jobs.values())
-
-
-def check_host_settings(part: Part) -> None:
-    """Refuse a setting that only some hosts of a part have."""
-    known = {host: {f"host.{name}" for name in fields_of(find_host(host).Settings)} for host in part.hosts}
-    for key in (key for key in dotted({**part.settings, **part.grid}) if key.startswith("host.")):
-        lacking = [host for host in part.hosts if key not in known[host]]
-        if len(lacking) == len(part.hosts):
-            raise unknown("key", key, set().union(*known.values()))
-        require(
-            not lacking,
-            f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no {key}; give the hosts that have it "
-            "and those that lack it parts of their own, under `parts`",
-        )
 
 
 def is_bare(host: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -89,7 +89,8 @@ def tune(
     Raises:
         FlashbackError: Optuna is missing, or the settings to choose make no sense.
     """
-    optuna = needed_optuna()
+    optuna = import_extra("optuna", "tune", "flashback tune needs the package optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     require(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
     given = dotted(settings or {})
     check_free(given, "tuning")
@@ -138,7 +139,9 @@ def tune(
     }
     note = f"validation average accuracy {accuracies[best]:.2f}, of the host alone {host_accuracy:.2f}"
     path = write_recipe(folder / "recipe.yaml", alone, recipe, sources, note)
-    return Tuned(chosen, accuracies[best], ranked(accuracies, space), path, host_accuracy, with_flashback)
+    ranked = sorted(accuracies.items(), key=lambda entry: -entry[1])
+    all_tried = [{**dict(zip(space, choice, strict=True)), "accuracy": value} for choice, value in ranked]
+    return Tuned(chosen, accuracies[best], all_tried, path, host_accuracy, with_flashback)
 
 
 # ---------------------------------------------------------------- what to choose among
@@ -211,8 +214,9 @@ def suggested(trial: Any, key: str, values: Sequence[Any]) -> Any:
 
 def go_on(study: Any, space: Space, objective: Callable[[Any], float], trials: int) -> None:
     """Try different choices until there are `trials` of them, or all there are, those of earlier calls included."""
-    for choice in interrupted(study, space):
-        enqueue(study, space, choice)  # its run goes on
+    for choice in dict.fromkeys(choice_of(trial, space) for trial in begun(study, space)):
+        if choice not in tried(study, space):
+            enqueue(study, space, choice)  # its run was interrupted and goes on
     choices = list(product(*space.values()))
     while len(done := tried(study, space)) < min(trials, len(choices)):
         study.optimize(objective, n_trials=1)
@@ -223,16 +227,12 @@ def go_on(study: Any, space: Space, objective: Callable[[Any], float], trials: i
 
 def tried(study: Any, space: Space) -> dict[Choice, float]:
     """The accuracy of every choice that has one."""
-    return {choice_of(trial, space): trial.value for trial in begun(study, space) if trial.value is not None}
+    trials = [trial for trial in begun(study, space) if trial.value is not None]
+    return {choice_of(trial, space): trial.value for trial in trials}
 
 
-def interrupted(study: Any, space: Space) -> list[Choice]:
-    choices = dict.fromkeys(choice_of(trial, space) for trial in begun(study, space))
-    return [choice for choice in choices if choice not in tried(study, space)]
-
-
-def begun(study: Any, space: Space) -> Iterable[Any]:
-    return (trial for trial in study.trials if trial.params.keys() == space.keys())
+def begun(study: Any, space: Space) -> list[Any]:
+    return [trial for trial in study.trials if trial.params.keys() == space.keys()]
 
 
 def choice_of(trial: Any, space: Space) -> Choice:
@@ -243,19 +243,7 @@ def enqueue(study: Any, space: Space, choice: Choice) -> None:
     study.enqueue_trial(dict(zip(space, choice, strict=True)))
 
 
-def needed_optuna() -> Any:
-    optuna = import_extra("optuna", "tune", "flashback tune needs the package optuna")
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
-
-
 # ---------------------------------------------------------------- what comes of it
-
-
-def ranked(accuracies: Mapping[Choice, float], space: Space) -> list[dict[str, Any]]:
-    """All choices with their accuracy, the best first."""
-    best_first = sorted(accuracies, key=lambda choice: -accuracies[choice])
-    return [{**dict(zip(space, choice, strict=True)), "accuracy": accuracies[choice]} for choice in best_first]
 
 
 def write_recipe(path: Path, base: RunConfig, recipe: str, sources: Mapping[str, Mapping[str, Any]], note: str) -> Path:
