@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from flashback import configure, run
-from flashback.benchmarks import BENCHMARKS, decoding, imagenet100_classes, load_benchmark
+from flashback.benchmarks import BENCHMARKS, image_files, imagenet100_classes, load_benchmark
 from flashback.benchmarks.load import load_dataset
 from flashback.errors import FlashbackError
 from flashback.records import read_record
@@ -157,9 +157,9 @@ def test_images_are_decoded_once_and_again_when_a_file_changes(
     folder: Path, image: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[str] = []
-    decode = decoding.Store.decode
+    decode = image_files.Store.decode
     monkeypatch.setattr(
-        decoding.Store, "decode", lambda self, name, side: decoded.append(name) or decode(self, name, side)
+        image_files.Store, "decode", lambda self, name, side: decoded.append(name) or decode(self, name, side)
     )
     first = load_benchmark(str(folder), sizes=[1, 2])
     assert len(set(decoded)) == 12
@@ -288,7 +288,7 @@ def test_a_folder_with_another_layout_is_refused(folder: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_cached_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHBACK_DATA", str(folder.parent / "cache"))
-    monkeypatch.setattr("flashback.benchmarks.folders.os.access", lambda path, mode: path != folder)
+    monkeypatch.setattr("flashback.benchmarks.image_files.os.access", lambda path, mode: path != folder)
     assert len(load_benchmark(str(folder), sizes=[3]).tasks[0].train) == 9
     assert not (folder / ".flashback").exists()
     assert len(list((folder.parent / "cache" / ".flashback").glob("*.npy"))) == 6

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flashback.benchmarks import decoding, load_benchmark, mapped_images
+from flashback.benchmarks import image_files, load_benchmark, mapped_images
 from flashback.benchmarks.mapped_images import MappedImages
 from flashback.errors import FlashbackError
 
@@ -68,7 +68,7 @@ def test_any_order_split_and_sizes_share_one_copy(pictures: Path, monkeypatch: p
     assert len(first) == 2 * CLASSES
     pixels = CLASSES * (TRAIN + TEST) * 3 * 5 * 5
     assert pixels < sum(first.values()) <= pixels + 2 * CLASSES * (128 + 8)  # header, and version with checksum
-    monkeypatch.setattr(decoding.DecodedClass, "write", lambda *given: pytest.fail("decoded again"))
+    monkeypatch.setattr(image_files.DecodedClass, "write", lambda *given: pytest.fail("decoded again"))
     for split in SPLITS[1:]:
         load_benchmark(pictures, **split)
         assert cached(pictures) == first
@@ -101,9 +101,9 @@ def test_a_changed_class_alone_is_decoded_again(pictures: Path, monkeypatch: pyt
     path = pictures / "train" / "class-3" / "004.png"
     os.utime(path, ns=(1, 1))
     written: list[str] = []
-    write = decoding.DecodedClass.write
+    write = image_files.DecodedClass.write
     monkeypatch.setattr(
-        decoding.DecodedClass, "write", lambda self, tell: written.append(self.files[0].name) or write(self, tell)
+        image_files.DecodedClass, "write", lambda self, tell: written.append(self.files[0].name) or write(self, tell)
     )
     load_benchmark(pictures, sizes=[6])
     assert written == ["train/class-3/000.png"]
@@ -112,7 +112,7 @@ def test_a_changed_class_alone_is_decoded_again(pictures: Path, monkeypatch: pyt
 @pytest.fixture
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what this process has verified."""
-    monkeypatch.setattr(decoding, "_verified", set())
+    monkeypatch.setattr(image_files, "_verified", set())
 
 
 def alter(path: Path, position: int) -> None:
@@ -134,7 +134,7 @@ def test_altered_decoded_images_are_decoded_again(
     path = sorted((pictures / ".flashback").glob("*.npy"))[3]
     content = path.read_bytes()
     alter(path, position % len(content))
-    monkeypatch.setattr(decoding, "_verified", set())
+    monkeypatch.setattr(image_files, "_verified", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         after = load_benchmark(pictures, sizes=[6])
@@ -147,7 +147,7 @@ def test_altered_decoded_images_are_decoded_again(
 @pytest.mark.usefixtures("fresh_process")
 def test_a_checksum_is_checked_once_per_process(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_benchmark(pictures, sizes=[6])
-    monkeypatch.setattr(decoding, "zlib", SimpleNamespace(crc32=lambda data: pytest.fail("checked again")))
+    monkeypatch.setattr(image_files, "zlib", SimpleNamespace(crc32=lambda data: pytest.fail("checked again")))
     load_benchmark(pictures, sizes=[2, 4])
 
 
@@ -159,13 +159,13 @@ def test_many_classes_hold_no_files_open(pictures: Path) -> None:
 
 
 def load_and_count(root: Path, order: int, start: object, counts: object) -> None:
-    decode, decoded = decoding.Store.decode, list[str]()
+    decode, decoded = image_files.Store.decode, list[str]()
 
-    def counted(self: decoding.Store, name: str, side: int | None) -> np.ndarray:
+    def counted(self: image_files.Store, name: str, side: int | None) -> np.ndarray:
         decoded.append(name)
         return decode(self, name, side)
 
-    decoding.Store.decode = counted
+    image_files.Store.decode = counted
     start.wait()
     benchmark = load_benchmark(root, sizes=[2, 2, 2], order=order)
     assert all(task.train.x.any() for task in benchmark.tasks)
@@ -200,7 +200,7 @@ def test_a_file_system_without_locks(pictures: Path, monkeypatch: pytest.MonkeyP
     def refuse(*given: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(decoding.fcntl, "flock", refuse)
+    monkeypatch.setattr(image_files.fcntl, "flock", refuse)
     assert len(load_benchmark(pictures, sizes=[6]).tasks[0].train) == CLASSES * TRAIN
 
 
@@ -218,7 +218,7 @@ def test_a_full_disk_keeps_what_fits(pictures: Path, monkeypatch: pytest.MonkeyP
         renamed.append(part.stat().st_size)
         replace(part, path)
 
-    monkeypatch.setattr(decoding.os, "replace", full)
+    monkeypatch.setattr(image_files.os, "replace", full)
     with pytest.raises(FlashbackError, match=r"^decoding needs 0.0 GiB in .*\.flashback; free some space there$"):
         load_benchmark(pictures, sizes=[6])
     assert list(cached(pictures).values()) == renamed

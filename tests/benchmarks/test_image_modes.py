@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flashback.benchmarks.decoding import Store
+from flashback.benchmarks.image_files import Store
 from flashback.errors import FlashbackError
 
 ORIENTATION = 0x0112

@@ -16,7 +16,7 @@ import torch
 from numpy.lib import format as npy
 
 from flashback.benchmarks.tasks import Array, RawDataset, RawSplit, printable, reading
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, require
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 NAMES = "class_names"  # optional: the name of each label
@@ -128,8 +128,7 @@ def from_arrays(
             "make them equal"
         )
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if len(x) != len(y):
-            raise FlashbackError(f"{path}: x_{part} has {len(x)} images but y_{part} {len(y)} labels; they must match")
+        require(len(x) == len(y), f"{path}: x_{part} has {len(x)} images but y_{part} {len(y)} labels; they must match")
         if y.min() < 0 or y.max() >= classes:
             raise FlashbackError(
                 f"{path}: y_{part} has labels from {y.min()} to {y.max()}; {classes} classes have labels "

@@ -85,12 +85,7 @@ class LazyImages(Images):
 
 
 def benchmark_from_record(run: Mapping[str, Any], load: Callable[[], Benchmark]) -> Benchmark | None:
-    """The benchmark that a run.json describes; None for old records, which say too little.
-
-    Args:
-        run: The content of run.json.
-        load: Loads the real benchmark; called when images are first used.
-    """
+    """The benchmark that a run.json describes, loaded when images are used; None for old records."""
     if DATA not in run:
         return None
     record, load = _read(run), cache(load)
@@ -101,17 +96,9 @@ def benchmark_from_record(run: Mapping[str, Any], load: Callable[[], Benchmark])
         test = LazyImages(record.test_images[index], lambda: load().tasks[index].test)
         return Task(index, range(stop - record.sizes[index], stop), train, test)
 
-    return RecordedBenchmark(
-        name=record.name,
-        dataset=record.dataset,
-        order=record.order,
-        tasks=tuple(task(index, stop) for index, stop in enumerate(accumulate(record.sizes))),
-        mean=record.mean,
-        std=record.std,
-        class_names=record.class_names,
-        checksum=record.checksum,
-        shape=(channels, height, width),
-    )
+    tasks = tuple(task(index, stop) for index, stop in enumerate(accumulate(record.sizes)))
+    described = (record.name, record.dataset, record.order, tasks, record.mean, record.std, record.class_names)
+    return RecordedBenchmark(*described, record.checksum, shape=(channels, height, width))
 
 
 def _read(run: Mapping[str, Any]) -> DataRecord:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from flashback.benchmarks.arrays import KEYS, read_mapping, read_npz
-from flashback.benchmarks.folders import read_folder
+from flashback.benchmarks.image_files import read_folder
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
 from flashback.benchmarks.splits import Order, Sizes, class_order, has_names, read_sizes, task_ranges, task_sizes
 from flashback.benchmarks.tasks import Array, Benchmark, Images, RawDataset, RawSplit, Task, data_folder, printable
@@ -172,10 +172,8 @@ Part = tuple[RawSplit, Array]  # a split and the rows of it to use
 
 def _split(raw: RawDataset, validation: float, seed: int) -> tuple[Part, Part]:
     """The images for training and those for testing."""
-    if not 0 <= validation < 1:
-        raise FlashbackError(f"validation is {validation}; give a fraction from 0 to below 1")
-    if seed < 0:
-        raise FlashbackError(f"the seed is {seed}; give one from 0")
+    require(0 <= validation < 1, f"validation is {validation}; give a fraction from 0 to below 1")
+    require(seed >= 0, f"the seed is {seed}; give one from 0")
     everything = np.arange(len(raw.train.labels))
     if validation == 0:
         return (raw.train, everything), (raw.test, np.arange(len(raw.test.labels)))
@@ -205,8 +203,7 @@ def _tasks(parts: tuple[Part, Part], order: Sequence[int], ranges: list[range], 
         absent, untested = (sorted(set(classes) - set(present.tolist())) for present in columns)
         if absent:
             raise FlashbackError(f"task {index + 1} has no training images of class '{names[absent[0]]}'; add some")
-        if len(untested) == len(classes):
-            raise FlashbackError(f"task {index + 1} has no test images; add some or give other sizes")
+        require(len(untested) != len(classes), f"task {index + 1} has no test images; add some or give other sizes")
         if untested:
             listed = ", ".join(f"'{names[place]}'" for place in untested)
             warn_once(f"task {index + 1} has no test images of {listed}, so its accuracy ignores them")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -43,13 +44,13 @@ class MappedImages(Tensor):
         if isinstance(first, MappedImages):
             if func._schema.is_mutable:
                 raise FlashbackError(READ_ONLY)
-            if func in PARTS and (part := PARTS[func](first, *args[1:])) is not None:
-                return part
+            with suppress(IndexError):  # along another dimension, or with several indices: it needs all images
+                if func in OPERATIONS_ON_ROWS:
+                    return _take(first, func(torch.arange(len(first)), *args[1:]), lazy=func in VIEWS)
         args, kwargs = tree_map_only(MappedImages, MappedImages.read, (args, dict(kwargs or {})))
         return func(*args, **kwargs)
 
     def read(self) -> Tensor:
-        """Read all images into memory."""
         return _read(self, range(len(self)))
 
     def numpy(self, *, force: bool = False) -> Array:
@@ -79,42 +80,16 @@ def _read(x: MappedImages, rows: Sequence[int]) -> Tensor:
         return torch.from_numpy(images)
 
 
-def _slice(
-    x: MappedImages, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> MappedImages | None:
-    return MappedImages(x.pictures[start:end:step], x.shape[1:]) if dim == 0 else None
+def _take(x: MappedImages, rows: Any, lazy: bool) -> Any:
+    """The images of row numbers in a tensor, or in each of several: mapped if `lazy`, else in memory."""
+    if not isinstance(rows, Tensor):
+        return [_take(x, part, lazy) for part in rows]
+    numbers = rows.flatten().tolist()
+    if lazy:
+        return MappedImages([x.pictures[number] for number in numbers], x.shape[1:])
+    return _read(x, numbers).view(*rows.shape, *x.shape[1:])
 
 
-def _split(x: MappedImages, size: int, dim: int = 0) -> list[MappedImages] | None:
-    starts = range(0, len(x), size) if dim == 0 and size > 0 else ()
-    return [MappedImages(x.pictures[start : start + size], x.shape[1:]) for start in starts] or None
-
-
-def _select(x: MappedImages, dim: int, row: int) -> Tensor | None:
-    return _read(x, [row])[0] if dim == 0 else None
-
-
-def _index(x: MappedImages, indices: Sequence[Tensor | None]) -> Tensor | None:
-    """Handle x[rows] with row numbers or a mask; any other indexing reads all images."""
-    rows, *others = indices
-    if rows is None or rows.dim() != 1 or others:
-        return None
-    if rows.dtype == torch.bool and len(rows) == len(x):
-        rows = rows.nonzero().flatten()
-    return None if rows.dtype in (torch.bool, torch.uint8) else _read(x, rows.tolist())
-
-
-def _index_select(x: MappedImages, dim: int, rows: Tensor) -> Tensor | None:
-    return _read(x, rows.tolist()) if dim == 0 and rows.dim() == 1 else None
-
-
-# Operations that need only some images; they return None if they need all of them after all.
-PARTS: dict[Any, Callable[..., Any]] = {
-    aten.slice.Tensor: _slice,
-    aten.split.Tensor: _split,
-    aten.select.int: _select,
-    aten.index.Tensor: _index,
-    aten.index_select.default: _index_select,
-    aten.unbind.int: lambda x, dim=0: [_read(x, [row])[0] for row in range(len(x))] if dim == 0 else None,
-    aten.detach.default: lambda x: MappedImages(x.pictures, x.shape[1:]),
-}
+# Operations along the first dimension read only the images whose row numbers they select; views stay mapped.
+VIEWS = {aten.slice.Tensor, aten.split.Tensor, aten.detach.default}
+OPERATIONS_ON_ROWS = VIEWS | {aten.select.int, aten.index.Tensor, aten.index_select.default, aten.unbind.int}

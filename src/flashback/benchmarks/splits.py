@@ -26,15 +26,8 @@ MOST_TASKS = 10_000
 def class_order(order: Order, classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> tuple[int, ...]:
     """Return the original labels in the order in which they are learned.
 
-    Args:
-        order: "identity"; a number such as 1993, which seeds a permutation; "seed", which uses `seed` as that number;
-            or a list that names each class once, by label or by class name.
-        classes: The number of classes of the dataset.
-        seed: The seed of the run.
-        class_names: The name of each label, for lists of names.
-
-    Raises:
-        FlashbackError: If the order is unknown or is not a permutation of the classes.
+    An order is "identity"; a number such as 1993, which seeds a permutation; "seed", which uses `seed` as that number;
+    or a list that names each class once, by label or by class name.
     """
     if isinstance(order, str | int):
         number = seed if order == RUN_SEED else order
@@ -169,7 +162,7 @@ def _count_classes(benchmark: str, data: str | Path | None) -> int:
 
 def _class_names(benchmark: str, data: str | Path | None) -> Sequence[str]:
     from flashback.benchmarks.arrays import npz_class_names
-    from flashback.benchmarks.folders import class_folders
+    from flashback.benchmarks.image_files import class_folders
     from flashback.benchmarks.load import fetch_data, load_dataset
     from flashback.benchmarks.tasks import printable
 

@@ -15,15 +15,9 @@ ROUNDS = 100  # at most; it usually converges in a few
 
 
 def herd(features: Tensor, quota: int, normalise: bool = False) -> Tensor:
-    """Select exemplars by herding (iCaRL): each step adds the row that brings the mean nearest to the class mean.
+    """Select up to `quota` rows of [n, d] by herding (iCaRL): each brings the mean nearest to the class mean.
 
-    Args:
-        features: The features of one class, [n, d].
-        quota: The largest number of rows to select.
-        normalise: Whether features are scaled to unit length first.
-
-    Returns:
-        Row indices, best first. Every prefix is the selection of a smaller quota.
+    Rows are returned best first, so that every prefix is the selection of a smaller quota.
     """
     return herd_classes([features], quota, normalise)[0]
 
@@ -67,15 +61,10 @@ def _herd_padded(features: Sequence[Tensor], quota: int, normalise: bool) -> lis
 def class_means(features: Tensor, labels: Tensor, classes: int, normalise: bool = False) -> Tensor:
     """The mean features of each class, [classes, d]; zeros for a class without samples.
 
-    Args:
-        features: [n, d].
-        labels: [n].
-        classes: The number of classes.
-        normalise: Whether features and then means are scaled to unit length (iCaRL).
+    With `normalise`, features and then means are scaled to unit length (iCaRL).
     """
-    members = (
-        torch.arange(classes, device=labels.device)[:, None] == labels
-    ).double()  # a product is deterministic on CUDA
+    # A product with a matrix of members is deterministic on CUDA.
+    members = (torch.arange(classes, device=labels.device)[:, None] == labels).double()
     means = members @ _prepared(features, normalise) / members.sum(1, keepdim=True).clamp(min=1)
     if normalise:
         means = F.normalize(means, dim=1, eps=1e-8)
@@ -90,10 +79,7 @@ def _prepared(features: Tensor, normalise: bool) -> Tensor:
 def k_means(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
     """Cluster points [n, d] by Lloyd's algorithm in float64, starting from random points.
 
-    An empty cluster keeps its centre. With fewer points than clusters, centres repeat.
-
-    Returns:
-        The centres, float64 [clusters, d].
+    An empty cluster keeps its centre. With fewer points than clusters, centres repeat. Returns [clusters, d].
     """
     points = points.double()
     drawn = torch.randperm(len(points), generator=generator).to(points.device)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from flashback.errors import FlashbackError, unknown
+from flashback.errors import FlashbackError, require, unknown
 
 Field = tuple[tuple[int, ...], torch.dtype]
 
@@ -42,8 +42,7 @@ class Memory(nn.Module):
 
     def __init__(self, capacity: int, image_shape: Sequence[int], fields: Mapping[str, Field] | None = None) -> None:
         super().__init__()
-        if capacity < 1:
-            raise FlashbackError(f"a memory needs a capacity of at least 1, not {capacity}; raise it")
+        require(capacity >= 1, f"a memory needs a capacity of at least 1, not {capacity}; raise it")
         self.capacity = capacity
         columns: dict[str, Field] = {
             "images": (tuple(image_shape), torch.uint8),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flashback.errors import FlashbackError, unknown
+from flashback.errors import FlashbackError, require, unknown
 
 Matrix = Sequence[Sequence[float | None]] | NDArray[Any]
 Values = Sequence[float | None] | NDArray[Any]
@@ -195,8 +195,7 @@ def without_history(metrics: Mapping[str, float | None]) -> dict[str, float | No
 def _lower(matrix: Matrix) -> NDArray[np.float64]:
     """The lower triangle as a square array, with NaN above the diagonal."""
     tasks = len(matrix)
-    if tasks == 0:
-        raise FlashbackError("an accuracy matrix needs at least one row; train at least one task")
+    require(tasks != 0, "an accuracy matrix needs at least one row; train at least one task")
     lower = np.full((tasks, tasks), np.nan)
     for k, row in enumerate(matrix):
         known = _known(row, 0, k + 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, require
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
@@ -99,8 +99,7 @@ class MinibatchCKA:
     def update(self, x: Tensor, y: Tensor) -> None:
         x, y = _flat(x, y)
         self._size = self._size or len(x)
-        if len(x) > self._size:
-            raise FlashbackError(f"minibatch CKA needs batches of one size, not {self._size} and {len(x)}")
+        require(len(x) <= self._size, f"minibatch CKA needs batches of one size, not {self._size} and {len(x)}")
         if len(x) == self._size:
             k, l = x @ x.T, y @ y.T  # noqa: E741
             terms = torch.stack([hsic1(k, l), hsic1(k, k), hsic1(l, l)])
@@ -115,8 +114,7 @@ class MinibatchCKA:
 def hsic1(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     """The unbiased estimate of HSIC from two Gram matrices (Song et al., 2012)."""
     n = len(k)
-    if n < 4:
-        raise FlashbackError(f"the unbiased HSIC needs batches of at least 4 images, not {n}")
+    require(n >= 4, f"the unbiased HSIC needs batches of at least 4 images, not {n}")
     k, l = k - k.diag().diag(), l - l.diag().diag()  # noqa: E741
     trace = (k * l).sum()  # of the product of two symmetric matrices
     sums = k.sum() * l.sum() / ((n - 1) * (n - 2))
@@ -124,8 +122,7 @@ def hsic1(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
 
 
 def _flat(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    if len(x) != len(y):
-        raise FlashbackError(f"CKA compares representations of the same images, not of {len(x)} and {len(y)} images")
+    require(len(x) == len(y), f"CKA compares representations of the same images, not of {len(x)} and {len(y)} images")
     return x.detach().flatten(1).double(), y.detach().flatten(1).double()
 
 

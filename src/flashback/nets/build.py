@@ -68,9 +68,8 @@ def check_backbone(backbone: object, name: str, image_shape: Shape) -> None:
     if type(width) is not int or width < 1:
         raise FlashbackError(f"the net '{name}' has width {width!r}; set `width` to its number of features, 1 or more")
     shape = _shape_of_features(backbone, image_shape)
-    require(
-        shape == [2, width], f"the net '{name}' returns {shape} for two images; it must return features [2, {width}]"
-    )
+    if shape != [2, width]:
+        raise FlashbackError(f"the net '{name}' returns {shape} for two images; it must return features [2, {width}]")
 
 
 def _shape_of_features(module: nn.Module, image_shape: Shape) -> list[int] | str:
