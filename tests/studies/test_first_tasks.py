@@ -94,6 +94,7 @@ def test_a_stopped_sweep_keeps_its_first_tasks_for_the_next_time(tmp_path: Path,
     assert not (tmp_path / SHARED).exists()
 
 
+@pytest.mark.slow
 def test_trials_of_a_tuning_share_one_first_task(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     settings = {key: value for key, value in QUICK.items() if not key.startswith("flashback.")}

@@ -64,6 +64,7 @@ def test_a_run_that_fails_ends_its_tracker(
     assert [what for what, _ in heard] == ["begin", "end"] * 2
 
 
+@pytest.mark.slow
 def test_tensorboard_writes_into_each_folder(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run_sweep(parse_sweep(SWEEP, "made"), tmp_path, device="cpu", jobs=2, track=["tensorboard"])

@@ -193,6 +193,7 @@ def test_a_tracker_that_comes_late_is_told_what_happened(tmp_path: Path, shown: 
     assert read(tmp_path / "cut") == whole
 
 
+@pytest.mark.slow
 def test_mlflow_begins_anew_where_the_server_does_not_know_the_run(tmp_path: Path, mlflow: FakeMlflow) -> None:
     with pytest.raises(RuntimeError, match="an observer"):
         tracked("mlflow", tmp_path, observers=[stumbling_at(9)])

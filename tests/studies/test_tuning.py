@@ -79,6 +79,7 @@ def test_the_recipe_is_found_by_any_path_of_the_data(
     assert "tuned" not in read_report("tuned").skipped
 
 
+@pytest.mark.slow
 def test_only_different_choices_count(fake_runs: list[Any], tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     best = tune("icarl", out=tmp_path, trials=7, settings=SETTINGS)
@@ -199,6 +200,7 @@ def test_what_tuning_decides_is_refused(key: str, tmp_path: Path) -> None:
         tune("icarl", out=tmp_path, settings={**SETTINGS, key: 1})
 
 
+@pytest.mark.slow
 def test_when_checkpoints_are_written_makes_no_other_tuning(fake_runs: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     for minutes in (1.0, 5.0):
@@ -324,6 +326,7 @@ def test_a_recipe_that_stands_on_a_file_is_refused(tmp_path: Path) -> None:
         configure("icarl", recipe=str(path))
 
 
+@pytest.mark.slow
 def test_few_epochs_leave_alpha_to_be_chosen(runs_of_the_host: list[Any], tmp_path: Path) -> None:
     """The recipe's E1 would leave nothing for phase 2; it is not what is tried."""
     pytest.importorskip("optuna")
