@@ -48,7 +48,7 @@ def report(
 
     Every finished run below the folders is read; the page has tables and charts too.
     """
-    from flashback.cli.answers import show_answers
+    from flashback.cli.tables import show_answers
     from flashback.reports import FORMATS, read_report, write_plots, write_report
     from flashback.reports.words import plural
 

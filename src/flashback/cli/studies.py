@@ -44,9 +44,8 @@ def sweep(
 
     What is finished in the folder, from whatever machine, counts as done.
     """
-    from flashback.cli.answers import show_answers
     from flashback.cli.progress import ProgressView
-    from flashback.cli.tables import report_failures
+    from flashback.cli.tables import report_failures, show_answers
     from flashback.reports import read_report
     from flashback.studies.jobs import RunContext
     from flashback.studies.sweeps import plan, read_sweep
