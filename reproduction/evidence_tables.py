@@ -156,7 +156,7 @@ def anchors(evidence: Evidence) -> str:
             ("the same run, linear classifier", f"anchors/{host}/host", "linear"),
             ("`host.columns=all`", f"anchor-switches/{host}/host.columns=all/host", None),
         ):
-            if path in evidence.methods and classifier in (None, *evidence.methods[path].classifiers[1:]):
+            if path in evidence.methods and classifier in (None, *list(evidence.methods[path].any_run.results)[1:]):
                 here = [evidence.mean(path, "class", metric, classifier) for metric in ("aa", "f")]
                 first = evidence.methods[path].any_run.matrix(classifier=classifier)[0][0]
                 accuracy = [number(there[0]), number(here[0]), signed(here[0] - there[0])]

@@ -271,13 +271,13 @@ def test_similarities_are_read(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         ("[", "JSON"),
-        ("{}", "no layers"),
-        ('{"layers": ["a"], "old": {}, "new": {}}', "host and seeds"),
+        ("{}", "not complete"),
+        ('{"layers": ["a"], "old": {}, "new": {}}', "not complete"),
         (
-            '{"host": "x", "seeds": {"host": 0, "flashback": 0}, "layers": ["a"], "old": {"host": [2]}}',
+            '{"host": "x", "seeds": {"host": 0, "flashback": 0}, "layers": ["a"], "old": {"host": [2]}, "new": {}}',
             "one similarity",
         ),
-        ('{"host": "x", "seeds": {"host": 0, "flashback": 0}, "layers": [], "old": {}, "new": {}}', "no values"),
+        ('{"host": "x", "seeds": {"host": 0, "flashback": 0}, "layers": [], "old": {}, "new": {}}', "one similarity"),
     ],
 )
 def test_broken_similarities_are_left_out(content: str, reason: str, tmp_path: Path) -> None:

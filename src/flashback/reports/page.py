@@ -79,7 +79,6 @@ def html_page(report: Report) -> str:
         budget=tables.budget_table(report),
         published=tables.references_table(report),
         runs=tables.runs_table(report),
-        classifiers=tables.classifiers_table(report),
         over_methods={name: with_t(test) for name in report.benchmarks if (test := report.over_methods(name))},
         over_tasks=lambda pairing, setting: with_t(over_tasks(pairing, setting)) if pairing.common_seeds else ABSENT,
         tested=sum(pairing.row(s).test.p is not None for pairing in report.comparisons for s in SETTINGS),

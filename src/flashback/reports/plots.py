@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -144,10 +143,7 @@ def draw_bars(axes: Any, x: Any, values: Any, arm: str, width: float = 0.8) -> N
 
 
 def plot_answers(report: Report, setting: str) -> Figure | None:
-    """The difference in average accuracy of every comparison, with its 95 % interval.
-
-    An interval may be far wider than all differences; it then leaves the frame and ends in an arrow.
-    """
+    """The difference in average accuracy of every comparison, with its 95 % interval."""
     tests = [(pairing.name, pairing.row(setting).test) for pairing in report.comparisons]
     tests = [(name, test) for name, test in tests if test.difference is not None]
     if not tests:
@@ -157,17 +153,14 @@ def plot_answers(report: Report, setting: str) -> Figure | None:
     most = max(label.count("\n") + 1 for label in labels)
     figure, (axes,) = new_figure(4.5 + 0.09 * letters, 1.2 + (0.14 + 0.2 * most) * len(tests))
     widest = max(1.0, *(abs(test.difference or 0) for _, test in tests))
-    ends = [abs(end) for _, test in tests for end in (test.low, test.high) if end is not None]
-    reach = 1.1 * max(widest, min(4 * widest, max(ends, default=0)))
+    limits = [abs(end) for _, test in tests for end in (test.low, test.high) if end is not None]
+    reach = 1.1 * max(widest, min(4 * widest, max(limits, default=0)))  # an interval may be far wider than differences
     axes.axvline(0, color="0.6", linewidth=1)
-    colour = LOOKS[FLASHBACK]["color"]
     for k, (_, test) in enumerate(tests):
-        if test.low is not None and test.high is not None:
-            axes.plot([max(test.low, -reach), min(test.high, reach)], [k, k], color=colour)
-            for end, mark in ((test.low, "<"), (test.high, ">")):
-                if abs(end) > reach:
-                    axes.plot([np.sign(end) * reach], [k], mark, color=colour, clip_on=False)
-        axes.plot([test.difference], [k], "s", color=colour)
+        ends = [test.difference if end is None else end for end in (test.low, test.high)]
+        axes.plot(
+            [ends[0], test.difference, ends[1]], [k] * 3, marker="s", markevery=[1], color=LOOKS[FLASHBACK]["color"]
+        )
     axes.set_yticks(range(len(tests)), labels)
     axes.set(xlim=(-reach, reach), ylim=(len(tests) - 0.4, -0.6))
     axes.set_xlabel(f"average accuracy, flashback − host ({SETTING_TITLES[setting]}, 95 % interval)")
@@ -179,12 +172,10 @@ def plot_methods(report: Report, where: str, setting: str) -> Figure | None:
     pairings = [p for p in report.pairings if report.protocols[p.methods[0].protocol] == where]
     if len(pairings) < 2:
         return None
-    hosts = Counter(pairing.host for pairing in pairings)
     figure, (axes,) = new_figure(6.5, max(4.0, 0.21 * (len(pairings) + len(ARMS))))
     for k, pairing in enumerate(pairings):
         colour, marker = METHOD_COLOURS[k % len(METHOD_COLOURS)], METHOD_MARKERS[k // len(METHOD_COLOURS) % 8]
-        name = (pairing.methods[0].label or pairing.host) if hosts[pairing.host] == 1 else pairing.name
-        axes.plot([], [], color=colour, marker=marker, label=wrapped(name, lines=2))
+        axes.plot([], [], color=colour, marker=marker, label=wrapped(pairing.name, lines=2))
         for method in pairing.methods:
             mean = accuracy_band(list(method.runs.values()), setting).mean
             if method.is_bound:

@@ -260,20 +260,3 @@ def runs_table(report: Report) -> Table:
         rows.append([*words, str(run.seed), number(run.metric())])
     columns = ("folder", "host", "benchmark", "arm", "device", "precision", "commit", "seed", "AA")
     return Table(plural(len(rows), "run"), columns, 7, {"": rows})
-
-
-def classifiers_table(report: Report) -> Table:
-    """Average accuracy by classifiers other than the method's own."""
-
-    def rows(setting: str) -> Rows:
-        result = []
-        for pairing in report.pairings:
-            first, *others = [method.classifiers for method in pairing.methods]
-            for name in (name for name in first[1:] if all(name in other for other in others)):
-                row = pairing.row(setting, classifier=name)
-                samples = [sample_text(sample) for sample in (row.left, row.right)]
-                result.append([pairing.name, name, *samples, signed(row.test.difference), probability(row.test.p)])
-        return result
-
-    columns = ("method", "classifier", "host", "with flashback", "difference", "p")
-    return Table("Average accuracy by other classifiers", columns, 2, by_setting(rows))

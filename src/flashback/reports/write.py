@@ -49,7 +49,8 @@ def write_report(report: Report, out: str | Path, form: str = "html") -> list[Pa
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     require(bool(report.pairings), "there is no finished run to report; train some with `flashback compare`")
-    require(form != "against-csv" or bool(report.baseline), "against-csv needs a method to test against (--against)")
+    allowed = form != "against-csv" or bool(report.baseline)
+    require(allowed, "against-csv needs a method to test against; name one (--against)")
     written = []
     for name in SUFFIXES if form == "all" else [form]:
         rows = ROWS[name][1](report) if name in ROWS else []

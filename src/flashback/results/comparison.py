@@ -121,18 +121,15 @@ class Comparison:
     def rows(self) -> list[Row]:
         return [self.row(setting, metric) for setting in SETTINGS for metric in self.metric_names]
 
-    def row(
-        self, setting: str = CLASS_INCREMENTAL, metric: str = "average_accuracy", classifier: str | None = None
-    ) -> Row:
-        """One metric, by the methods' own classifiers unless another is named."""
-        key = (setting, metric, classifier)
-        if key not in self._rows:
-            left, right = (method.sample(metric, setting, classifier) for method in (self.left, self.right))
-            self._rows[key] = Row.of(setting, metric, left, right)
-        return self._rows[key]
+    def row(self, setting: str = CLASS_INCREMENTAL, metric: str = "average_accuracy") -> Row:
+        """One metric, by the methods' own classifiers."""
+        if (setting, metric) not in self._rows:
+            left, right = (method.sample(metric, setting) for method in (self.left, self.right))
+            self._rows[setting, metric] = Row.of(setting, metric, left, right)
+        return self._rows[setting, metric]
 
     @cached_property
-    def _rows(self) -> dict[tuple[str, str, str | None], Row]:
+    def _rows(self) -> dict[tuple[str, str], Row]:
         return {}
 
     @property

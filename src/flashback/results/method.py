@@ -77,11 +77,6 @@ class Method(Configured):
     def metric_names(self) -> list[str]:
         return self.any_run.metric_names
 
-    @property
-    def classifiers(self) -> list[str]:
-        """The classifiers that all runs have, the method's own first."""
-        return [name for name in self.any_run.results if all(name in run.results for run in self.runs.values())]
-
     def sample(
         self, metric: str = "average_accuracy", setting: str = CLASS_INCREMENTAL, classifier: str | None = None
     ) -> Sample:

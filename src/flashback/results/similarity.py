@@ -33,20 +33,15 @@ class Similarity:
 def read_similarity(path: Path, name: str) -> Similarity:
     try:
         content = json.loads(read_file(path / SIMILARITY, LARGEST_RECORD))
+        host, seeds = str(content["host"]), {arm: int(content["seeds"][arm]) for arm in ARMS}
+        layers = [str(layer) for layer in content["layers"]]
+        values = {key: {arm: content[key][arm] for arm in ARMS if arm in content[key]} for key in ("old", "new")}
     except (OSError, ValueError, RecursionError):
         raise FlashbackError("is not readable as JSON") from None
-    require(isinstance(content, dict) and isinstance(content.get("layers"), list), "names no layers")
-    host, seeds = content.get("host"), content.get("seeds")
-    known = isinstance(host, str) and isinstance(seeds, dict) and all(type(seeds.get(arm)) is int for arm in ARMS)
-    require(known, "does not name its host and seeds; write it again with `flashback cka`")
-    layers = [str(layer) for layer in content["layers"]]
-    values: dict[str, dict[str, list[float]]] = {}
-    for images in ("old", "new"):
-        arms = content.get(images)
-        require(isinstance(arms, dict), f"holds no values for {images} images")
-        values[images] = {arm: arms[arm] for arm in ARMS if arm in arms}
-        for series in values[images].values():
-            right = isinstance(series, list) and len(series) == len(layers) and all(is_number(v, 1.001) for v in series)
-            require(right, f"does not hold one similarity for each of its layers ({images} images)")
-    require(any(values.values()) and bool(layers), "holds no values")
-    return Similarity(name, str(host), {arm: seeds[arm] for arm in ARMS}, layers, values)
+    except (KeyError, TypeError) as error:
+        raise FlashbackError(f"is not complete ({error}); write it again with `flashback cka`") from None
+    every = [series for arms in values.values() for series in arms.values()]
+    lists = all(isinstance(series, list) and len(series) == len(layers) for series in every)
+    right = lists and all(is_number(value, 1.001) for series in every for value in series)
+    require(right and bool(every) and bool(layers), "does not hold one similarity for each of its layers")
+    return Similarity(name, host, seeds, layers, values)
