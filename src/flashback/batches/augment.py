@@ -42,7 +42,6 @@ def per_image(values: Tensor) -> Tensor:
 
 
 def as_unit(x: Tensor) -> Tensor:
-    """Float images in [0, 1]."""
     return x if x.is_floating_point() else x.float() / 255
 
 
@@ -83,11 +82,7 @@ def random_flip(x: Tensor, generator: Generator, p: float = 0.5) -> Tensor:
 
 
 def draw_boxes(
-    count: int,
-    shape: tuple[int, int],
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    generator: Generator,
+    count: int, shape: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], generator: Generator
 ) -> Tensor:
     """Draw boxes (top, left, height, width) in whole pixels, with random area and aspect ratio."""
     height, width = shape

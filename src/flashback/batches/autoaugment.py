@@ -168,7 +168,6 @@ def enhance(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
 
 
 def apply_operation(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
-    """Apply one operation to each image of a uint8 batch."""
     for family in (warp, lookup, enhance):
         x = family(x, operation, amount)
     return x

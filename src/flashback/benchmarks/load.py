@@ -171,7 +171,6 @@ Part = tuple[RawSplit, Array]  # a split and the rows of it to use
 
 
 def _split(raw: RawDataset, validation: float, seed: int) -> tuple[Part, Part]:
-    """The images for training and those for testing."""
     require(0 <= validation < 1, f"validation is {validation}; give a fraction from 0 to below 1")
     require(seed >= 0, f"the seed is {seed}; give one from 0")
     everything = np.arange(len(raw.train.labels))

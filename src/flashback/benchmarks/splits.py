@@ -113,7 +113,6 @@ def _invalid(sizes: object) -> FlashbackError:
 
 
 def task_sizes(sizes: Sizes, classes: int) -> tuple[int, ...]:
-    """The size of each task of a dataset with so many classes."""
     parsed = read_sizes(sizes)
     if isinstance(parsed, tuple):
         return parsed

@@ -48,7 +48,6 @@ def build_backbone(name: str, image_shape: Shape, width: float = 1.0) -> Backbon
 
 
 def check_width(name: str) -> None:
-    """Refuse a network that cannot be built with another width."""
     if name.startswith("timm:") or not _has_width(NETS[name]):
         others = ", ".join(known for known in NETS if _has_width(NETS[known]))
         raise FlashbackError(f"the net '{name}' has a fixed width; choose one of {others}, or leave its width at 1")

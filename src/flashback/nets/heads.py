@@ -93,7 +93,6 @@ class CosineNet(Net):
         return CosineOutput(features, self.head.sigma * cosines, cosines)
 
     def blocks(self) -> list[nn.Parameter]:
-        """The class vectors of each task."""
         return [parameter for parameter in self.head.parameters() if parameter is not self.head.sigma]
 
     def train_only(self, blocks: range, backbone: bool, sigma: bool = True) -> None:

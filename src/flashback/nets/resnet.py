@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -59,12 +59,7 @@ class ResNet(Backbone):
     supports_joint_forward = True
 
     def __init__(
-        self,
-        stem: nn.Module,
-        widths: tuple[int, ...],
-        depth: int,
-        shortcut: Shortcut = projection,
-        signed: bool = False,
+        self, stem: nn.Module, widths: Sequence[int], depth: int, shortcut: Shortcut = projection, signed: bool = False
     ) -> None:
         super().__init__()
         self.stem = stem
