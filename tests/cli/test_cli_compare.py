@@ -146,7 +146,7 @@ def test_a_run_of_another_configuration_is_in_the_way(
     assert "other data" in err
 
 
-@pytest.mark.parametrize("bug", [False, True])
+@pytest.mark.parametrize("bug", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_failed_run_stops_and_spoils_no_other(
     flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch, bug: bool
 ) -> None:
