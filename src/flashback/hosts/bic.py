@@ -123,7 +123,7 @@ class BiC(ExemplarHost):
         return self.split_stream()[0] if self.task.index > 0 else super().stream()
 
     def split_stream(self) -> tuple[Stream, Stream]:
-        """New images and exemplars to learn from; and as many of each class held out, drawn once per task."""
+        """New images and exemplars to learn from; and those held out, equally many per class, drawn once per task."""
         whole, seen = super().stream(), self.task.seen.stop
         order = torch.randperm(len(whole), generator=seeded_generator(self.config.seed, self.task.index, "held out"))
         labels = whole.labels.cpu()[order]

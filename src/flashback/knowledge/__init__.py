@@ -1,7 +1,7 @@
 """The four kinds of knowledge a model leaves behind, and the distances to it.
 
 A host keeps stable knowledge of earlier tasks; Flashback keeps plastic knowledge of the new one. Both are of the same
-kind and meet the same distance (Sections 3.1 and 3.2 of the paper).
+kind and have the same distance. Equations without another name are those of the Flashback Learning paper.
 """
 
 from flashback.knowledge.distances import (
