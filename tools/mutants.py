@@ -58,7 +58,7 @@ MUTANTS = {
         "metrics/statistics.py", "return float(np.std(values, ddof=1))", "return float(np.std(values))", "metrics",
     ),
     "holm": ("metrics/statistics.py", "(len(values) - done)", "len(values)", "metrics"),
-    "difference-sign": ("metrics/statistics.py", "difference = second - first", "difference = first - second", "metrics"),
+    "difference-sign": ("metrics/statistics.py", "second - first", "first - second", "metrics"),
     "resume-generator": (
         "training/trainer.py", 'self.host.generator.set_state(states["generator"])', "pass", "conformance",
     ),

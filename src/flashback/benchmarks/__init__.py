@@ -10,6 +10,20 @@ if TYPE_CHECKING:
     from flashback.benchmarks.splits import class_order, imagenet100_classes
     from flashback.benchmarks.tasks import Benchmark, Images, Task
 
+__all__ = [
+    "BENCHMARKS",
+    "Benchmark",
+    "Dataset",
+    "Images",
+    "Spec",
+    "Task",
+    "canonical_name",
+    "class_order",
+    "describe_benchmarks",
+    "imagenet100_classes",
+    "load_benchmark",
+]
+
 # Imported on first use: they need torch, a list of the benchmarks does not.
 _LAZY = {
     "load": ("load_benchmark",),

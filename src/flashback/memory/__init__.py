@@ -10,3 +10,17 @@ from flashback.memory.selection import (
     within_quotas,
 )
 from flashback.memory.store import Field, Memory, first_occurrences, reservoir_slots
+
+__all__ = [
+    "Field",
+    "Memory",
+    "balanced_quotas",
+    "class_means",
+    "equal_quota",
+    "first_occurrences",
+    "herd",
+    "herd_classes",
+    "k_means",
+    "reservoir_slots",
+    "within_quotas",
+]

@@ -1,6 +1,6 @@
 """Backbones, heads and networks; one forward pass computes features and logits."""
 
-from flashback.nets import resnet, small  # they fill the registry
+from flashback.nets import resnet, small  # noqa: F401 - they fill the registry
 from flashback.nets.base import NETS, Backbone, Frozen, Net, Output, Shape, evaluating, full_precision
 from flashback.nets.batchnorm import BatchNorm2d, joint_forward, untracked_batchnorm
 from flashback.nets.build import ModuleNets, build_backbone, net_for
@@ -26,3 +26,42 @@ from flashback.nets.heads import (
     ProxyOutput,
     grown_linear,
 )
+
+__all__ = [
+    "NETS",
+    "ActiveColumn",
+    "AggregatedBackbone",
+    "Backbone",
+    "BatchNorm2d",
+    "BiasCorrectedNet",
+    "Boosted",
+    "BoostedOutput",
+    "ComposedNet",
+    "Concatenation",
+    "CosineHead",
+    "CosineNet",
+    "CosineOutput",
+    "EnergyNet",
+    "EnergyOutput",
+    "Frozen",
+    "Fusion",
+    "GrowingNet",
+    "LinearHead",
+    "ModuleNets",
+    "Net",
+    "Output",
+    "ParallelBackbone",
+    "ParallelNet",
+    "ParallelOutput",
+    "ProxyNet",
+    "ProxyOutput",
+    "Shape",
+    "build_backbone",
+    "evaluating",
+    "full_precision",
+    "grown_linear",
+    "joint_forward",
+    "net_for",
+    "pad_classes",
+    "untracked_batchnorm",
+]
