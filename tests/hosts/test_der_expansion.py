@@ -87,7 +87,7 @@ def test_only_the_new_module_and_the_heads_learn():
 def test_stages():
     run = in_second_task(NAME, stages=0)
     assert [(stage.name, stage.main) for stage in run.host.stages()] == [("expansion", True)]
-    run.host.enter(run.benchmark.tasks[0])
+    run.host.task = run.benchmark.tasks[0]
     assert [(stage.name, stage.main) for stage in run.host.stages()] == [("learn", True)]
 
 

@@ -192,7 +192,7 @@ def test_a_model_can_be_exported_with_what_goes_before_it(name: str) -> None:
     assert scores.shape == (5, host.benchmark.classes)
     exported = torch.export.export(module, (raw,), dynamic_shapes={"raw": {0: torch.export.Dim("n")}}).module()
     torch.testing.assert_close(exported(raw[:3]), scores[:3])
-    host.enter(host.benchmark.tasks[0])
+    host.task = host.benchmark.tasks[0]
     assert host.as_module()(raw).shape == (5, len(host.benchmark.tasks[0].classes))
 
 
