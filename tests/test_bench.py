@@ -91,7 +91,10 @@ def test_what_cannot_be_measured_is_refused(options: dict[str, Any], sentence: s
         measure("joint")
 
 
-def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # a narrower table folds its names
     command = ["bench", "finetune", "--batch", "4", "--mode", "eager", "--device", "cpu", "--out", str(tmp_path)]
     with pytest.raises(SystemExit) as end:
         main(command)
