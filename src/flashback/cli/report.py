@@ -56,12 +56,12 @@ def report(
         raise unknown("format", form, FORMATS)
     names = dict(map(parse_label, labels or []))
     chosen = [name for name in metrics.split(",") if name.strip()]
-    found = read_report(folders, against=against, metrics=chosen, references=references, labels=names)
-    for name, reason in found.skipped.items():
+    summary = read_report(folders, against=against, metrics=chosen, references=references, labels=names)
+    for name, reason in summary.skipped.items():
         typer.echo(f"left out: {name}: {reason}", err=True)
-    written = write_report(found, out or folders[0] / "report.html", form)
-    drawn = write_plots(found, plots) if plots is not None else []
-    show_answers(found)
+    written = write_report(summary, out or folders[0] / "report.html", form)
+    drawn = write_plots(summary, plots) if plots is not None else []
+    show_answers(summary)
     show_line(f"Report: {', '.join(map(str, written))}")
     if plots is not None:
         show_line(f"Plots: {plural(len(drawn), 'file')} in {plots}")
