@@ -47,9 +47,12 @@ MUTANTS = {
     "cosine-schedule": (
         "hosts/stages.py", "math.pi * epoch / epochs", "math.pi * (epoch + 1) / epochs", "training/test_schedules.py",
     ),
-    "reservoir": ("memory/store.py", "(uniforms * (n + 1))", "(uniforms * capacity)", "memory"),
-    "herding": ("memory/selection.py", "(step * mean - total)", "(mean - total)", "memory"),
-    "quota": ("memory/selection.py", "return capacity // classes", "return -(-capacity // classes)", "memory"),
+    "reservoir": ("memory.py", "(uniforms * (n + 1))", "(uniforms * capacity)", "memory"),
+    "herding": ("hosts/exemplars.py", "(step * mean - total)", "(mean - total)", "hosts/test_herding.py"),
+    "quota": (
+        "hosts/exemplars.py", "self.settings.capacity(seen) // seen", "-(-self.settings.capacity(seen) // seen)",
+        "hosts/test_exemplars.py",
+    ),
     "forgetting": ("metrics/accuracy.py", "lower[j:-1, j].max()", "lower[j:, j].max()", "metrics"),
     "forward-transfer": (
         "metrics/accuracy.py", "_known(untrained, 1, later + 1)", "_known(untrained, 0, later)", "metrics",
@@ -60,9 +63,9 @@ MUTANTS = {
     "holm": ("metrics/statistics.py", "(len(values) - done)", "len(values)", "metrics"),
     "difference-sign": ("metrics/statistics.py", "second - first", "first - second", "metrics"),
     "resume-generator": (
-        "training/trainer.py", 'self.host.generator.set_state(states["generator"])', "pass", "conformance",
+        "training/trainer.py", 'self.host.generator.set_state(randomness["generator"])', "pass", "conformance",
     ),
-    "resume-log": ("records/folder.py", "file.truncate(min(size, file.tell()))", "pass", "records training"),
+    "resume-log": ("records/__init__.py", "file.truncate(min(size, file.tell()))", "pass", "records training"),
     "resume-optimiser": ("training/step.py", "return optimiser | counts |", "return counts |", "training"),
     "task-columns": (
         "training/evaluation.py", "(scores[:, task.new].argmax(dim=1) + task.new.start == labels)",
