@@ -10,7 +10,6 @@ from hypothesis.extra import numpy as hnp
 
 from flashback.errors import FlashbackError
 from flashback.metrics import (
-    average_accuracies,
     average_accuracy,
     average_incremental_accuracy,
     backward_transfer,
@@ -22,8 +21,8 @@ from flashback.metrics import (
     new_task_accuracy,
     stability_plasticity_ratio,
     summarise,
-    without_history,
 )
+from flashback.metrics.accuracy import average_accuracies, without_history
 
 # Task 0 improves after it was learned, falls, and task 1 is best at the very end: all three kinds of forgetting differ.
 MATRIX = [

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from flashback.errors import FlashbackError
-from flashback.metrics import LinearCKA, MinibatchCKA, hsic1, linear_cka
+from flashback.metrics import LinearCKA, MinibatchCKA, linear_cka
+from flashback.metrics.cka import hsic1
 
 
 def made(*shape: int, seed: int = 0) -> Tensor:

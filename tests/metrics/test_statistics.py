@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 
 from flashback.errors import FlashbackError
-from flashback.metrics import (
-    PairedTest,
-    confidence_interval,
-    deviation,
-    mean,
-    paired_over_methods,
-    paired_over_tasks,
-    paired_test,
-    verdict,
-)
-from flashback.metrics.statistics import holm, interval, signed
+from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, paired_test, verdict
+from flashback.metrics.statistics import confidence_interval, deviation, holm, interval, mean, signed
 
 # Average accuracies printed in the paper: the host, and with flashback; class- (CI) and task-incremental (TI).
 PRINTED = {

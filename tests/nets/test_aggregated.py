@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.errors import FlashbackError
-from flashback.nets import NETS, AggregatedBackbone, BatchNorm2d, Frozen, Net, build_backbone, evaluating, joint_forward
+from flashback.nets import NETS, BatchNorm2d, Frozen, Net, build_backbone, evaluating, joint_forward
+from flashback.nets.combined import AggregatedBackbone
 
 SHAPE = (3, 16, 16)
 LEVELS = {"smallcnn": 4, "resnet32": 3, "resnet32-cosine": 3, "resnet18": 4, "resnet18-imagenet": 4}

@@ -7,7 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flashback.nets import CosineHead, LinearHead, Net, build_backbone, grown_linear
+from flashback.nets import LinearHead, Net, build_backbone
+from flashback.nets.base import widen_linear
+from flashback.nets.growing import grown_linear
+from flashback.nets.heads import BiasCorrectedNet, CosineHead, CosineNet, ProxyNet
 
 
 def test_linear_head_starts_as_pytorch_does():
@@ -95,3 +98,35 @@ def test_heads_alone_leave_autocast(head):
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(head(features), expected)
         assert head(features.bfloat16()).dtype == torch.float32
+
+
+HEADS = {
+    "linear": lambda backbone: Net(backbone, nn.Linear(backbone.width, 5)),
+    "cosine": lambda backbone: CosineNet(backbone, [2, 3]),
+    "proxy": lambda backbone: ProxyNet(backbone, [2, 3], 4),
+    "corrected": lambda backbone: BiasCorrectedNet(backbone, [2, 3]),
+}
+
+
+@pytest.mark.parametrize("head", list(HEADS))
+def test_a_head_that_grows_keeps_its_old_rows(head):
+    torch.manual_seed(0)
+    net = HEADS[head](build_backbone("smallcnn", (1, 12, 12), 1.0)).eval()
+    images = torch.randn(6, 1, 12, 12)
+    before = net(images).logits
+    weights = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    net.grow(9)
+    after = net(images).logits
+    assert after.shape == (6, 9)
+    torch.testing.assert_close(after[:, :5], before)
+    state = net.state_dict()
+    for name, tensor in weights.items():
+        assert torch.equal(state[name][: len(tensor)] if tensor.dim() else state[name], tensor), name
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_frozen_head_stays_frozen_when_it_grows(trainable):
+    layer = nn.Linear(3, 2).requires_grad_(trainable)
+    widen_linear(layer, 4)
+    assert layer.out_features == 4
+    assert all(parameter.requires_grad is trainable for parameter in layer.parameters())

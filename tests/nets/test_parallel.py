@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from flashback.nets import ParallelBackbone, ParallelNet, build_backbone, joint_forward
+from flashback.nets import build_backbone, joint_forward
+from flashback.nets.combined import ParallelBackbone, ParallelNet
 
 SHAPE = (3, 16, 16)
 

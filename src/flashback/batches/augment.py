@@ -1,11 +1,8 @@
 """Random augmentation of batches of images on their device, with separate parameters for each image.
 
-Images are uint8 [0, 255] or float [0, 1] tensors [B, C, H, W] with one or three channels, and keep their dtype. Each
-augmentation is two functions: one draws the parameters, one applies them. Shapes are fixed and nothing waits for the
-device, so that all of it can be captured in a CUDA graph.
+Images are uint8 [0, 255] or float [0, 1] tensors [B, C, H, W] with one or three channels, and keep their dtype. Shapes
+are fixed and nothing waits for the device, so that all of it can be captured in a CUDA graph.
 """
-
-from __future__ import annotations
 
 import math
 from functools import lru_cache
@@ -14,8 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in the grey value (ITU-R 601)."""
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in the grey value (ITU-R 601)
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 CROP_TRIES = 10
 
@@ -32,12 +28,10 @@ def uniform(shape: tuple[int, ...], low: float, high: float, generator: Generato
 
 
 def random_mask(count: int, p: float, generator: Generator) -> Tensor:
-    """A mask that is True with probability p for each image."""
-    return torch.rand(count, generator=generator, device=generator.device) < p
+    return torch.rand((count, 1, 1, 1), generator=generator, device=generator.device) < p
 
 
 def per_image(values: Tensor) -> Tensor:
-    """[B] -> [B, 1, 1, 1]."""
     return values.view(-1, 1, 1, 1)
 
 
@@ -53,19 +47,12 @@ def like(result: Tensor, x: Tensor) -> Tensor:
 # Geometry: crop, flip, resized crop, cutout
 
 
-def draw_offsets(count: int, padding: int, generator: Generator) -> Tensor:
-    return torch.randint(0, 2 * padding + 1, (count, 2), generator=generator, device=generator.device)
-
-
-def crop_at(x: Tensor, padding: int, offsets: Tensor) -> Tensor:
-    """Crop a window of the size of x at each image's (row, column) offset in the zero-padded image."""
-    height, width = x.shape[-2:]
-    windows = F.pad(x, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(len(x), device=x.device), :, offsets[:, 0], offsets[:, 1]]
-
-
 def random_crop(x: Tensor, padding: int, generator: Generator) -> Tensor:
-    return crop_at(x, padding, draw_offsets(len(x), padding, generator))
+    """Crop a window of the size of x at a random place in each zero-padded image."""
+    height, width = x.shape[-2:]
+    corners = torch.randint(0, 2 * padding + 1, (len(x), 2), generator=generator, device=generator.device)
+    windows = F.pad(x, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(len(x), device=x.device), :, corners[:, 0], corners[:, 1]]
 
 
 def centre_crop(x: Tensor, size: int) -> Tensor:
@@ -73,12 +60,8 @@ def centre_crop(x: Tensor, size: int) -> Tensor:
     return x[..., top : top + size, left : left + size]
 
 
-def flip_where(x: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(per_image(mask), x.flip(-1), x)
-
-
 def random_flip(x: Tensor, generator: Generator, p: float = 0.5) -> Tensor:
-    return flip_where(x, random_mask(len(x), p, generator))
+    return torch.where(random_mask(len(x), p, generator), x.flip(-1), x)
 
 
 def draw_boxes(
@@ -130,24 +113,16 @@ def random_resized_crop(
     return resized_crop_at(x, draw_boxes(len(x), (x.shape[-2], x.shape[-1]), scale, ratio, generator), shape)
 
 
-def draw_centres(count: int, shape: tuple[int, int], generator: Generator) -> Tensor:
-    device = generator.device
-    return torch.stack([torch.randint(0, n, (count,), generator=generator, device=device) for n in shape], 1)
+def cutout(x: Tensor, size: int, generator: Generator) -> Tensor:
+    """Set a square around a random pixel of each image to zero."""
 
-
-def cutout_at(x: Tensor, size: int, centres: Tensor) -> Tensor:
-    """Set a square around each image's (row, column) centre to zero."""
-
-    def covered(length: int, centre: Tensor) -> Tensor:
-        distance = torch.arange(length, device=x.device) - (centre[:, None] - size // 2)
+    def covered(length: int) -> Tensor:
+        centre = torch.randint(0, length, (len(x), 1), generator=generator, device=generator.device)
+        distance = torch.arange(length, device=x.device) - (centre - size // 2)
         return (distance >= 0) & (distance < size)
 
-    rows, columns = covered(x.shape[-2], centres[:, 0]), covered(x.shape[-1], centres[:, 1])
+    rows, columns = covered(x.shape[-2]), covered(x.shape[-1])
     return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
-
-
-def cutout(x: Tensor, size: int, generator: Generator) -> Tensor:
-    return cutout_at(x, size, draw_centres(len(x), (x.shape[-2], x.shape[-1]), generator))
 
 
 # Colour: hue and saturation do not change grey images
@@ -166,20 +141,13 @@ def blend(x: Tensor, base: Tensor, factor: Tensor) -> Tensor:
     return like(result if x.is_floating_point() else result.floor(), x)  # rounded down as in Pillow's ImageEnhance
 
 
-def adjust_brightness(x: Tensor, factors: Tensor) -> Tensor:
-    return blend(x, torch.zeros((), device=x.device), per_image(factors))
-
-
 def brightness_jitter(x: Tensor, generator: Generator, amount: float = 63 / 255) -> Tensor:
-    return adjust_brightness(x, uniform((len(x),), 1 - amount, 1 + amount, generator))
-
-
-def greyscale_where(x: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(per_image(mask), like(grey(x), x), x)
+    factors = uniform((len(x), 1, 1, 1), 1 - amount, 1 + amount, generator)
+    return blend(x, torch.zeros((), device=x.device), factors)
 
 
 def greyscale(x: Tensor, p: float, generator: Generator) -> Tensor:
-    return greyscale_where(x, random_mask(len(x), p, generator))
+    return torch.where(random_mask(len(x), p, generator), like(grey(x), x), x)
 
 
 def shift_hue(x: Tensor, turns: Tensor) -> Tensor:
@@ -232,4 +200,4 @@ def color_jitter(
 ) -> Tensor:
     mask = random_mask(len(x), p, generator)
     amounts, order = draw_jitter(len(x), brightness, contrast, saturation, hue, generator)
-    return torch.where(per_image(mask), jitter_by(x, amounts, order), x)
+    return torch.where(mask, jitter_by(x, amounts, order), x)

@@ -6,8 +6,6 @@ another one, so that two fixed-shape passes through the families apply a sub-pol
 nearest pixel and fill with grey 128.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from functools import lru_cache
@@ -56,7 +54,6 @@ CIFAR10_POLICY, IMAGENET_POLICY = _read_policy(_TABLES["cifar10"]), _read_policy
 
 
 def magnitude(operation: str, level: int) -> float:
-    """The magnitude of a level; a whole number of bits for Posterize."""
     bounds = RANGES[operation]
     if bounds is None:
         return 0.0
@@ -66,19 +63,15 @@ def magnitude(operation: str, level: int) -> float:
 
 
 @lru_cache(maxsize=8)
-def _policy_tables(policy: Policy, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _policy_tables(policy: Policy, device: torch.device) -> list[Tensor]:
     """Operations, probabilities, magnitudes and whether signs are drawn, [25, 2] each, cached per device."""
-    steps = [step for sub_policy in policy for step in sub_policy]
-    signed = [bounds is not None and bounds[2] for bounds in (RANGES[name] for name, _, _ in steps)]
+    steps = [
+        (OPERATIONS[name], probability, magnitude(name, level), (RANGES[name] or (0, 0, False))[2])
+        for sub_policy in policy
+        for name, probability, level in sub_policy
+    ]
     with torch.inference_mode(False):
-        columns = (
-            torch.tensor([OPERATIONS[name] for name, _, _ in steps], device=device),
-            torch.tensor([probability for _, probability, _ in steps], device=device),
-            torch.tensor([magnitude(name, level) for name, _, level in steps], device=device),
-            torch.tensor(signed, device=device),
-        )
-        operations, probabilities, magnitudes, signs = (column.view(-1, 2) for column in columns)
-    return operations, probabilities, magnitudes, signs
+        return [torch.tensor(column, device=device).view(-1, 2) for column in zip(*steps, strict=True)]
 
 
 def draw_steps(policy: Policy, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -174,7 +167,6 @@ def apply_operation(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
 
 
 def auto_augment(x: Tensor, policy: Policy, generator: Generator) -> Tensor:
-    """Apply a random sub-policy to each image of a uint8 batch."""
     operations, amounts = draw_steps(policy, len(x), generator)
     for operation, amount in zip(operations.unbind(1), amounts.unbind(1), strict=True):
         x = apply_operation(x, operation, amount)

@@ -88,13 +88,11 @@ def split_batches(order: Tensor, size: int) -> list[Tensor]:
 
 
 def count_batches(images: int, size: int) -> int:
-    """The number of batches that `split_batches` returns."""
     whole, rest = divmod(images, size)
     return max(1, whole + (rest > 1))
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that images may use: half of the free memory of a GPU, unlimited on the CPU."""
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 62
 
 

@@ -1,7 +1,5 @@
 """Views: the normalised, possibly augmented images that a network sees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -73,11 +71,11 @@ class Views:
 
     def plain(self, raw: Tensor) -> Tensor:
         """The test view: the centre, without augmentation."""
-        return normalise(self._centre(raw), self.mean, self.std)
+        return normalise(self.centre(raw), self.mean, self.std)
 
     def weak(self, raw: Tensor, generator: Generator) -> Tensor:
         """The training view: the steps of the recipe."""
-        x = raw if "rrcrop" in self.recipe else self._centre(raw)
+        x = raw if "rrcrop" in self.recipe else self.centre(raw)
         for name, step in STEPS.items():
             if name in self.recipe:
                 x = step(self, x, generator)
@@ -91,5 +89,6 @@ class Views:
         x = augment.greyscale(x, 0.2, generator)
         return normalise(x, self.mean, self.std)
 
-    def _centre(self, raw: Tensor) -> Tensor:
+    def centre(self, raw: Tensor) -> Tensor:
+        """The square in the middle that the network sees."""
         return raw if self.size is None else augment.centre_crop(raw, self.size)

@@ -1,7 +1,6 @@
 """Metrics of accuracy matrices, significance tests, and similarity of representations."""
 
 from flashback.metrics.accuracy import (
-    average_accuracies,
     average_accuracy,
     average_incremental_accuracy,
     backward_transfer,
@@ -13,39 +12,23 @@ from flashback.metrics.accuracy import (
     new_task_accuracy,
     stability_plasticity_ratio,
     summarise,
-    without_history,
 )
-from flashback.metrics.cka import LinearCKA, MinibatchCKA, hsic1, linear_cka
-from flashback.metrics.statistics import (
-    PairedTest,
-    confidence_interval,
-    deviation,
-    holm,
-    mean,
-    paired_over_methods,
-    paired_over_tasks,
-    paired_test,
-    verdict,
-)
+from flashback.metrics.cka import LinearCKA, MinibatchCKA, linear_cka
+from flashback.metrics.statistics import PairedTest, holm, paired_over_methods, paired_over_tasks, paired_test, verdict
 
 __all__ = [
     "LinearCKA",
     "MinibatchCKA",
     "PairedTest",
-    "average_accuracies",
     "average_accuracy",
     "average_incremental_accuracy",
     "backward_transfer",
     "class_accuracies",
-    "confidence_interval",
-    "deviation",
     "forgetting",
     "forward_transfer",
     "holm",
-    "hsic1",
     "last_accuracy",
     "linear_cka",
-    "mean",
     "mean_new_task_accuracy",
     "new_task_accuracy",
     "paired_over_methods",
@@ -54,5 +37,4 @@ __all__ = [
     "stability_plasticity_ratio",
     "summarise",
     "verdict",
-    "without_history",
 ]

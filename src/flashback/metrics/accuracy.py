@@ -6,8 +6,6 @@ formulas T is the number of tasks. `zero_shot[k]` is the accuracy on task k + 1 
 task j.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -193,7 +191,6 @@ def without_history(metrics: Mapping[str, float | None]) -> dict[str, float | No
 
 
 def _lower(matrix: Matrix) -> NDArray[np.float64]:
-    """The lower triangle as a square array, with NaN above the diagonal."""
     tasks = len(matrix)
     require(tasks != 0, "an accuracy matrix needs at least one row; train at least one task")
     lower = np.full((tasks, tasks), np.nan)
@@ -206,7 +203,6 @@ def _lower(matrix: Matrix) -> NDArray[np.float64]:
 
 
 def _known(values: Values | None, start: int, stop: int) -> NDArray[np.float64] | None:
-    """Entries start to stop - 1, or None if any of them is missing."""
     entries = [_entry(values, index) for index in range(start, stop)]
     return None if None in entries else np.array(entries, dtype=np.float64)
 

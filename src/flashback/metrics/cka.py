@@ -3,12 +3,10 @@
 Inputs are [n, ...] and are flattened to [n, features]. CKA is 1 for representations equal up to rotation and scale.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from flashback.errors import FlashbackError, require
+from flashback.errors import require
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
@@ -32,57 +30,36 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 class LinearCKA:
     """`linear_cka` over batches, exact: without the bias of averaging minibatches.
 
-    It stores the rows while they are smaller than the moments over features, then the moments only.
+    It stores the rows [x ; y] while they are smaller than their second moments, then the moments only.
     """
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Tensor, Tensor]] = []
-        self._moments: _Moments | None = None
+        self._rows: list[Tensor] = []
+        self._moments: tuple[Tensor, Tensor] | None = None  # sums and sums of products, centred at the end
+        self._count = self._width = 0  # of images, and of the features in x
 
     @torch.no_grad()
     def update(self, x: Tensor, y: Tensor) -> None:
-        x, y = _flat(x, y)
-        p, q = x.shape[1], y.shape[1]
-        if self._moments is not None:
-            self._moments.add(x, y)
-            return
-        self._rows.append((x, y))
-        if sum(len(rows) for rows, _ in self._rows) * (p + q) > p * p + q * q + p * q:
-            self._moments = _Moments(x, y)
-            for rows in self._rows:
-                self._moments.add(*rows)
+        rows = torch.cat(_flat(x, y), dim=1)
+        self._rows.append(rows)
+        features = rows.shape[1]
+        self._count, self._width = self._count + len(rows), features - y[0].numel()
+        if self._count > features:
+            self._moments = self._moments or (rows.new_zeros(features), rows.new_zeros(features, features))
+            for stored in self._rows:
+                self._moments[0].add_(stored.sum(0))
+                self._moments[1].addmm_(stored.T, stored)
             self._rows.clear()
 
     def value(self) -> float:
-        if self._moments is not None:
-            return self._moments.cka()
-        if not self._rows:
-            raise FlashbackError("CKA needs images; call update first")
-        return linear_cka(torch.cat([x for x, _ in self._rows]), torch.cat([y for _, y in self._rows]))
-
-
-class _Moments:
-    """Sums and sums of products of features in float64, centred at the end."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        p, q = x.shape[1], y.shape[1]
-        self.n = 0
-        self.x, self.y = x.new_zeros(p), x.new_zeros(q)
-        self.xx, self.yy, self.yx = x.new_zeros(p, p), x.new_zeros(q, q), x.new_zeros(q, p)
-
-    def add(self, x: Tensor, y: Tensor) -> None:
-        self.n += len(x)
-        self.x += x.sum(0)
-        self.y += y.sum(0)
-        self.xx.addmm_(x.T, x)
-        self.yy.addmm_(y.T, y)
-        self.yx.addmm_(y.T, x)
-
-    def cka(self) -> float:
-        def norm(product: Tensor, a: Tensor, b: Tensor) -> Tensor:
-            return (product - torch.outer(a, b) / self.n).square().sum()
-
-        return _ratio(norm(self.yx, self.y, self.x), norm(self.xx, self.x, self.x), norm(self.yy, self.y, self.y))
+        require(self._count > 0, "CKA needs images; call update first")
+        p = self._width
+        if self._moments is None:
+            rows = torch.cat(self._rows)
+            return linear_cka(rows[:, :p], rows[:, p:])
+        sums, products = self._moments
+        centred = products - torch.outer(sums, sums) / self._count
+        return _ratio(*(block.square().sum() for block in (centred[p:, :p], centred[:p, :p], centred[p:, p:])))
 
 
 class MinibatchCKA:
@@ -93,7 +70,7 @@ class MinibatchCKA:
 
     def __init__(self) -> None:
         self._size = 0
-        self._sums: Tensor | None = None
+        self._sums = torch.zeros(())
 
     @torch.no_grad()
     def update(self, x: Tensor, y: Tensor) -> None:
@@ -103,11 +80,10 @@ class MinibatchCKA:
         if len(x) == self._size:
             k, l = x @ x.T, y @ y.T  # noqa: E741
             terms = torch.stack([hsic1(k, l), hsic1(k, k), hsic1(l, l)])
-            self._sums = terms if self._sums is None else self._sums + terms
+            self._sums = self._sums + terms
 
     def value(self) -> float:
-        if self._sums is None:
-            raise FlashbackError("CKA needs images; call update first")
+        require(self._size > 0, "CKA needs images; call update first")
         return _ratio(*self._sums)
 
 

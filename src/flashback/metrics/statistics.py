@@ -1,9 +1,6 @@
 """Means, standard deviations, confidence intervals and paired tests, with a sentence about the result."""
 
-from __future__ import annotations
-
-import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +33,8 @@ def confidence_interval(values: Sample, level: float = 0.95) -> tuple[float, flo
     n = len(values)
     if n < 2:
         return None
-    centre, spread = float(np.mean(values)), float(np.std(values, ddof=1))
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * spread / n**0.5
-    return centre - half, centre + half
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * float(np.std(values, ddof=1)) / n**0.5
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,11 @@ def paired_over_methods(
 
     It tests the mean gain over these methods, and says nothing about seeds or about a single method.
     """
-    return paired_test(_flat(host), _flat(flashback), unit="method and setting")
+    first, second = (
+        {(method, setting): value for method, row in table.items() for setting, value in row.items()}
+        for table in (host, flashback)
+    )
+    return paired_test(first, second, unit="method and setting")
 
 
 def paired_over_tasks(host: Matrix, flashback: Matrix) -> PairedTest:
@@ -154,18 +154,9 @@ def verdict(test: PairedTest, higher_is_better: bool = True, subject: str = "") 
 
 
 def _pairs(host: Paired, flashback: Paired) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    first, second = _keyed(host), _keyed(flashback)
+    first, second = (values if isinstance(values, Mapping) else dict(enumerate(values)) for values in (host, flashback))
     if not isinstance(host, Mapping) and len(first) != len(second):
         raise FlashbackError(f"a paired test needs as many values in both arms, not {len(first)} and {len(second)}")
-    both = [(first[key], second[key]) for key in first if key in second]
-    complete = [pair for pair in both if all(value is not None and math.isfinite(value) for value in pair)]
-    values = np.array(complete, dtype=np.float64).reshape(-1, 2)
-    return values[:, 0], values[:, 1]
-
-
-def _keyed(values: Paired) -> Mapping[Hashable, float | None]:
-    return values if isinstance(values, Mapping) else dict(enumerate(values))
-
-
-def _flat(table: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], float | None]:
-    return {(method, setting): value for method, row in table.items() for setting, value in row.items()}
+    both = np.array([(first[key], second[key]) for key in first if key in second], np.float64).reshape(-1, 2)
+    complete = both[np.isfinite(both).all(1)]  # None is NaN here
+    return complete[:, 0], complete[:, 1]

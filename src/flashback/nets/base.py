@@ -1,7 +1,5 @@
 """The parts of every network: a backbone that computes features and a head that turns them into logits."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,8 +14,7 @@ from flashback.errors import FlashbackError
 from flashback.registry import Registry
 
 M = TypeVar("M", bound=nn.Module)
-Shape = tuple[int, int, int]
-"""Channels, height and width of one image."""
+Shape = tuple[int, int, int]  # channels, height and width of one image
 
 
 @dataclass
@@ -33,7 +30,6 @@ class Output:
     logits: Tensor
 
     def split(self, sizes: list[int]) -> list[Self]:
-        """Cut the batch into consecutive parts of these sizes."""
         values = (getattr(self, field.name) for field in fields(self))
         columns = [torch.split(value, sizes) if isinstance(value, Tensor) else [value] * len(sizes) for value in values]
         return [type(self)(*row) for row in zip(*columns, strict=True)]
@@ -73,6 +69,10 @@ class Backbone(nn.Module):
         self.frozen_norms = frozenset(name for name in norms if frozen.issuperset(parameters_around(name, parameters)))
         self.train(self.training)
         return self
+
+    def freeze(self) -> Self:
+        """Freeze all parameters and the statistics of norm layers, for good."""
+        return self.requires_grad_(False).keep_frozen()
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode; frozen norm layers stay in evaluation mode."""
@@ -130,12 +130,10 @@ class Backbone(nn.Module):
         )
 
 
-NETS: Registry[Callable[..., Backbone]] = Registry("net")
-"""Functions that build a backbone from the shape of an image, by name."""
+NETS: Registry[Callable[..., Backbone]] = Registry("net")  # functions from the shape of an image
 
 
 def scaled(channels: Iterable[int], width: float) -> tuple[int, ...]:
-    """Multiply channel counts by `width`, with at least one channel each."""
     return tuple(max(1, round(width * usual)) for usual in channels)
 
 
@@ -163,6 +161,21 @@ class Net(nn.Module):
         with full_precision(features):
             return Output(features, self.head(features))
 
+    def grow(self, classes: int) -> None:
+        """Widen the head to so many classes; the rows of old classes stay."""
+        assert isinstance(self.head, nn.Linear)
+        widen_linear(self.head, classes)
+
+
+@torch.no_grad()
+def widen_linear(layer: nn.Linear, rows: int) -> None:
+    """Add rows to a linear layer, with the default initialisation of PyTorch."""
+    added = nn.Linear(layer.in_features, rows - layer.out_features, layer.bias is not None)
+    for name, more in added.named_parameters():
+        old = layer.get_parameter(name)
+        layer.register_parameter(name, nn.Parameter(torch.cat([old, more.to(old)]), old.requires_grad))
+    layer.out_features = rows
+
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
@@ -184,7 +197,7 @@ class Frozen(nn.Module, Generic[M]):
         self.requires_grad_(False)
         self.eval()
 
-    def train(self, mode: bool = True) -> Frozen[M]:
+    def train(self, mode: bool = True) -> Self:
         return super().train(False)
 
     @torch.no_grad()

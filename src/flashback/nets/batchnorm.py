@@ -1,7 +1,5 @@
 """Batch norm: several batches in one pass, each with its own statistics, and passes that leave running ones alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,8 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.nets.base import Output
 
-Part = tuple[int, bool]
-"""The number of images in a part of a batch, and whether it updates the running statistics."""
+Part = tuple[int, bool]  # images in a part of a batch, and whether it updates the running statistics
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -36,7 +33,6 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 @contextmanager
 def in_parts(net: nn.Module, parts: tuple[Part, ...]) -> Iterator[None]:
-    """Normalise the parts of a batch separately inside the context."""
     norms = [module for module in net.modules() if isinstance(module, BatchNorm2d)]
     try:
         for norm in norms:
@@ -63,18 +59,10 @@ def untracked_batchnorm(module: nn.Module) -> Iterator[None]:
 
 
 def joint_forward(net: nn.Module, tracked: Sequence[Tensor], untracked: Sequence[Tensor] = ()) -> list[Output]:
-    """Run several batches through a network with the result of separate passes.
+    """Run several batches through a network with the result of separate passes; tracked ones update running statistics.
 
     One pass over all images uses a GPU better than several small ones. If the backbone does not support it, or the
     images differ in size, the batches go through one by one.
-
-    Args:
-        net: A network with a `backbone`.
-        tracked: Batches that update the running statistics of batch norm, in this order.
-        untracked: Batches that leave the running statistics alone.
-
-    Returns:
-        One output for each batch, tracked ones first.
     """
     batches = [*tracked, *untracked]
     supported = getattr(getattr(net, "backbone", None), "supports_joint_forward", False)

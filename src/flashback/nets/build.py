@@ -1,10 +1,10 @@
 """Build a backbone by name, from timm or from a plain module, and check that it works on given images."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -12,23 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flashback.errors import FlashbackError, import_extra, require, unknown
+from flashback.errors import FlashbackError, import_extra, require, shorten, unknown
 from flashback.nets.base import NETS, Backbone, Shape, evaluating
+from flashback.nets.weights import cached_weights, read_weights
 
 
 def net_for(image_shape: Shape) -> str:
-    """The default network for images of this shape, used when a host names none."""
     side = min(image_shape[1:])
     return "smallcnn" if side < 32 else "resnet18" if side <= 64 else "resnet18-imagenet"
 
 
-def build_backbone(name: str, image_shape: Shape, width: float = 1.0) -> Backbone:
+def build_backbone(name: str, image_shape: Shape, width: float = 1.0, pretrained: bool = True) -> Backbone:
     """Build a backbone for images of a given shape.
 
     Args:
-        name: A name in `NETS`, or a timm model as `timm:MODEL[:pretrained][:cls]`.
+        name: A name in `NETS`, or a timm model as `timm:MODEL`, with options (`timm_backbone`).
         image_shape: Channels, height and width of an image.
         width: Factor on the number of channels of every layer, for networks that support it.
+        pretrained: Whether to load the weights that the name asks for; not necessary if a checkpoint replaces them.
 
     Returns:
         The backbone, freshly initialised.
@@ -37,20 +38,16 @@ def build_backbone(name: str, image_shape: Shape, width: float = 1.0) -> Backbon
         FlashbackError: If the name is unknown, the network has a fixed width, or it does not return features of
             shape [B, width] for such images.
     """
-    if width != 1:
-        check_width(name)
-    if name.startswith("timm:"):
-        backbone: Backbone = timm_backbone(name.removeprefix("timm:"), image_shape)
+    if name.startswith(TIMM):
+        build: Callable[..., Backbone] = partial(timm_backbone, name[len(TIMM[0]) :], load=pretrained)
     else:
-        backbone = NETS[name](image_shape, **({} if width == 1 else {"width": width}))
-    check_backbone(backbone, name, image_shape)
-    return backbone.keep_frozen()
-
-
-def check_width(name: str) -> None:
-    if name.startswith("timm:") or not _has_width(NETS[name]):
+        build = NETS[name]
+    if width != 1 and not _has_width(build):
         others = ", ".join(known for known in NETS if _has_width(NETS[known]))
         raise FlashbackError(f"the net '{name}' has a fixed width; choose one of {others}, or leave its width at 1")
+    backbone = build(image_shape, **({} if width == 1 else {"width": width}))
+    check_backbone(backbone, name, image_shape)
+    return backbone.keep_frozen()
 
 
 def _has_width(build: Callable[..., Backbone]) -> bool:
@@ -58,7 +55,6 @@ def _has_width(build: Callable[..., Backbone]) -> bool:
 
 
 def check_backbone(backbone: object, name: str, image_shape: Shape) -> None:
-    """Refuse an object that is not a Backbone, or does not return [2, width] for two blank images."""
     if not isinstance(backbone, Backbone):
         raise FlashbackError(
             f"the net '{name}' is a {type(backbone).__name__}; let its class inherit from flashback.Backbone"
@@ -79,7 +75,9 @@ def _shape_of_features(module: nn.Module, image_shape: Shape) -> list[int] | str
     return list(features.shape) if isinstance(features, Tensor) else type(features).__name__
 
 
-OPTIONS = ("pretrained", "cls")
+TIMM = ("timm:", "timm/")  # both prefixes name a timm model
+OPTIONS = ("pretrained", "download", "cls")
+WEIGHTS = "weights="
 
 
 class TimmBackbone(Backbone):
@@ -113,31 +111,80 @@ class TimmBackbone(Backbone):
         return {f"block{len(blocks) - len(last) + index}": block for index, block in enumerate(last, start=1)}
 
 
-def timm_backbone(spec: str, image_shape: Shape) -> TimmBackbone:
-    """Build `MODEL[:pretrained][:cls]`: with weights from the hub, with the class token as features."""
+def timm_backbone(spec: str, image_shape: Shape, load: bool = True) -> TimmBackbone:
+    """Build `MODEL[:pretrained[:download]][:cls][:weights=FILE]`.
+
+    `pretrained` takes the weights that timm has for the model from its cache, and `download` fetches them if they are
+    not there. `weights=FILE`, the last option, reads a file instead. `cls` takes the class token as features. Without
+    `load` the network is the same but for its weights.
+    """
     timm = import_extra("timm", "timm", f"the net 'timm:{spec}' needs the package timm")
-    name, *options = spec.split(":")
+    model_and_options, separator, file = spec.partition(f":{WEIGHTS}")
+    require(bool(file) or not separator, f"the net 'timm:{spec}' names no file; write {WEIGHTS}FILE")
+    name, *options = model_and_options.split(":")
     for option in options:
         if option not in OPTIONS:
-            raise unknown("timm option", option, OPTIONS)
+            raise unknown("timm option", option, [*OPTIONS, f"{WEIGHTS}FILE"])
+    require(
+        not file or not {"pretrained", "download"} & {*options},
+        f"the net 'timm:{spec}' names weights twice; leave out pretrained and download, or {WEIGHTS}{file}",
+    )
     if not timm.is_model(name):
         raise unknown("timm model", name, timm.list_models())
-    model = timm.create_model(name, pretrained="pretrained" in options, num_classes=0, in_chans=image_shape[0])
+    is_pretrained = bool(file or {"pretrained", "download"} & {*options})
+    create = partial(timm.create_model, name, num_classes=0, in_chans=image_shape[0])
+    model = with_weights(timm, create, name, file, "download" in options) if is_pretrained and load else create()
     backbone = TimmBackbone(model, class_token="cls" in options)
-    if "pretrained" in options:
-        backbone.normalisation = pretrained_normalisation(model, image_shape[0])
+    if is_pretrained:  # the weights expect these means; averaged over channels for grey images, as timm does
+        mean, std = (tuple(map(float, model.pretrained_cfg[key])) for key in ("mean", "std"))
+        channels = image_shape[0]
+        averaged = ((fmean(mean),) * channels, (fmean(std),) * channels)
+        backbone.normalisation = (mean, std) if channels == len(mean) else averaged
     return backbone
 
 
-def pretrained_normalisation(model: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation that the weights expect; averaged over channels for grey images, as timm does."""
-    mean, std = (tuple(map(float, model.pretrained_cfg[key])) for key in ("mean", "std"))
-    return (mean, std) if channels == len(mean) else ((fmean(mean),) * channels, (fmean(std),) * channels)
+def with_weights(timm: Any, create: Callable[..., Any], name: str, file: str, download: bool) -> Any:
+    """Create a timm model with the weights of a file, of timm's cache, or, if it may, downloaded."""
+    source = timm.get_pretrained_cfg(name)
+    path = Path(file) if file else cached_weights(source)
+    if path is not None:
+        return with_weights_of_file(create, name, path)
+    require(
+        source is not None and bool(source.hf_hub_id or source.url),
+        f"timm has no weights for the model {name}; choose another, or give a file: timm:{name}:{WEIGHTS}FILE",
+    )
+    require(
+        download,
+        f"the weights of the timm model {name} are not on this machine; write timm:{name}:pretrained:download to fetch "
+        f"them, or give a file: timm:{name}:{WEIGHTS}FILE",
+    )
+    try:
+        return create(pretrained=True)
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = shorten(" ".join(str(error).split()))
+        raise FlashbackError(f"the weights of the timm model {name} could not be downloaded ({reason})") from None
+
+
+def with_weights_of_file(create: Callable[..., Any], name: str, path: Path) -> Any:
+    """Create a timm model with the weights of a file; timm itself would only warn of those that are missing."""
+    weights = read_weights(path)
+    with torch.random.fork_rng(devices=[]):
+        fresh = dict(create().named_parameters())
+    try:
+        # timm adapts the names and the first layer; it must not change what is compared below.
+        model = create(pretrained=True, pretrained_cfg_overlay={"state_dict": dict(weights)})
+    except (RuntimeError, ValueError) as error:
+        reason = shorten(" ".join(str(error).split()))
+        raise FlashbackError(f"the weights in {path} do not fit the timm model {name} ({reason})") from None
+    model.pretrained_cfg.pop("state_dict", None)  # or every copy of the network would copy it
+    for key, parameter in model.named_parameters():
+        is_fresh = parameter.ndim > 1 and torch.equal(parameter, fresh[key])
+        is_saved = key in weights and weights[key].shape == parameter.shape and torch.equal(weights[key], parameter)
+        require(is_saved or not is_fresh, f"the weights in {path} do not fit the timm model {name}: {key} is missing")
+    return model
 
 
 class ModuleBackbone(Backbone):
-    """A plain module as a backbone."""
-
     def __init__(self, module: nn.Module, width: int) -> None:
         super().__init__()
         self.module, self.width = module, width
@@ -160,18 +207,16 @@ class ModuleNets:
         if not self.is_first:
             self.reinitialise(module)
         self.is_first = False
-        backbone = module if isinstance(module, Backbone) else ModuleBackbone(module, self.feature_width(image_shape))
-        check_backbone(backbone, self.name, image_shape)
-        return backbone.keep_frozen()
-
-    def feature_width(self, image_shape: Shape) -> int:
-        shape = _shape_of_features(self.module, image_shape)
-        if isinstance(shape, str) or len(shape) != 2 or shape[0] != 2:
-            raise FlashbackError(
-                f"the net '{self.name}' must map images [n, {', '.join(map(str, image_shape))}] to features "
-                f"[n, width], but gives {shape} for two images"
-            )
-        return shape[1]
+        if not isinstance(module, Backbone):
+            shape = _shape_of_features(module, image_shape)
+            if isinstance(shape, str) or len(shape) != 2 or shape[0] != 2:
+                raise FlashbackError(
+                    f"the net '{self.name}' must map images [n, {', '.join(map(str, image_shape))}] to features "
+                    f"[n, width], but gives {shape} for two images"
+                )
+            module = ModuleBackbone(module, shape[1])
+        check_backbone(module, self.name, image_shape)
+        return module.keep_frozen()
 
     def reinitialise(self, module: nn.Module) -> None:
         for name, part in module.named_modules():

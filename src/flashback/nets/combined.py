@@ -1,7 +1,5 @@
 """Several backbones as one network: lateral connections (P&C), mixed levels (AANets) and sums (CAF)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,8 +121,7 @@ class ParallelBackbone(Backbone):
         return self.separate_features(x).sum(dim=1)
 
     def separate_features(self, x: Tensor) -> Tensor:
-        """The features of each learner, [B, learners, width]."""
-        return torch.stack([learner(x) for learner in self.learners], dim=1)
+        return torch.stack([learner(x) for learner in self.learners], dim=1)  # [B, learners, width]
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Networks that grow: a head with one row for each class seen so far, and new modules beside old ones."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -10,8 +9,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashback.nets.base import Backbone, Net, Output, evaluating
-from flashback.nets.heads import LinearHead, grown_linear
+from flashback.nets.base import Backbone, Net, Output, evaluating, full_precision
+
+
+class LinearHead(nn.Linear):
+    """A linear classifier with the default initialisation of PyTorch."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with full_precision(input):
+            return super().forward(input.float())
+
+
+def grown_linear(old: nn.Linear | None, in_features: int, out_features: int) -> LinearHead:
+    """Create a head (Kaiming-uniform with linear gain, zero bias) and copy the old rows, columns and biases into it."""
+    new = LinearHead(in_features, out_features)
+    bound = math.sqrt(3 / in_features)
+    with torch.no_grad():
+        new.weight.uniform_(-bound, bound)
+        new.bias.zero_()
+        if old is not None:
+            new.to(old.weight.device)
+            new.weight[: old.out_features, : old.in_features] = old.weight
+            new.bias[: old.out_features] = old.bias
+    return new
 
 
 class GrowingNet(Net):
@@ -22,6 +42,9 @@ class GrowingNet(Net):
     def __init__(self, backbone: Backbone, classes: int, old_head: LinearHead | None = None) -> None:
         super().__init__(backbone, grown_linear(old_head, backbone.width, classes))
 
+    def grow(self, classes: int) -> None:
+        """Do nothing: this network grows with a new module or a student, not by itself."""
+
 
 @dataclass
 class BoostedOutput(Output):
@@ -30,15 +53,18 @@ class BoostedOutput(Output):
 
 
 class Boosted(nn.Module):
-    """A new module m beside the frozen network h_s, with a head on [h_s ; m] (Eq. 7) and one on m alone.
+    """A new module m beside the frozen network h_s, with a head on [h_s ; m] (FL Eq. 7) and one on m alone.
 
-    The first head starts from the weights of the old head; the second improves the features of m.
+    The first head starts from the weights of the old head; the second, of `enhanced` rows, improves the features of m.
     """
 
     def __init__(self, module: Backbone, old_head: LinearHead, classes: int, enhanced: int) -> None:
         super().__init__()
         self.module = GrowingNet(module, enhanced)
         self.head = grown_linear(old_head, old_head.in_features + module.width, classes)
+
+    def grow(self, classes: int) -> None:
+        """Do nothing: the next task makes a wider head."""
 
     def forward(self, old: Output, x: Tensor) -> BoostedOutput:
         new = self.module(x)

@@ -1,7 +1,5 @@
 """Classifier heads, always computed in float32, and the networks of LUCIR, PODNet and BiC around them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +12,8 @@ from torch.nn.utils import parametrize
 from flashback.nets.base import Backbone, Net, Output, full_precision
 
 
-class LinearHead(nn.Linear):
-    """A linear classifier with the default initialisation of PyTorch."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        with full_precision(input):
-            return super().forward(input.float())
-
-
 class CosineHead(nn.Module):
-    """sigma * cos(features, class vectors), no bias (LUCIR, eq. 3)."""
+    """sigma * cos(features, class vectors), no bias (LUCIR, Section 3.2)."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -38,20 +28,6 @@ class CosineHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.sigma * self.cosines(features)
-
-
-def grown_linear(old: nn.Linear | None, in_features: int, out_features: int) -> LinearHead:
-    """Create a head (Kaiming-uniform with linear gain, zero bias) and copy the old rows, columns and biases into it."""
-    new = LinearHead(in_features, out_features)
-    bound = math.sqrt(3 / in_features)
-    with torch.no_grad():
-        new.weight.uniform_(-bound, bound)
-        new.bias.zero_()
-        if old is not None:
-            new.to(old.weight.device)
-            new.weight[: old.out_features, : old.in_features] = old.weight
-            new.bias[: old.out_features] = old.bias
-    return new
 
 
 @dataclass
@@ -92,6 +68,18 @@ class CosineNet(Net):
         cosines = self.head.cosines(features)
         return CosineOutput(features, self.head.sigma * cosines, cosines)
 
+    def grow(self, classes: int) -> None:
+        """Add a block of class vectors."""
+        self.add_block(classes - len(self.head.weight))
+
+    @torch.no_grad()
+    def add_block(self, vectors: int) -> None:
+        old = [block.data for block in self.blocks()]
+        added = CosineHead(old[0].shape[1], vectors).weight.to(old[0])
+        parametrize.remove_parametrizations(self.head, "weight")
+        self.head.weight = nn.Parameter(torch.cat([*old, added]))
+        parametrize.register_parametrization(self.head, "weight", Blocks([*map(len, old), vectors]))
+
     def blocks(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.head.parameters() if parameter is not self.head.sigma]
 
@@ -110,10 +98,13 @@ class ProxyNet(CosineNet):
         super().__init__(backbone, [size * proxies for size in sizes])
         self.proxies = proxies
 
+    def grow(self, classes: int) -> None:
+        self.add_block(classes * self.proxies - len(self.head.weight))
+
     def forward(self, x: Tensor) -> ProxyOutput:
         maps = self.backbone.stage_maps(x)
         features = maps[-1].mean((2, 3)).float()
-        cosines = local_similarity(self.head.cosines(features).reshape(len(x), -1, self.proxies))
+        cosines = local_similarity(self.head.cosines(features).reshape(x.shape[0], -1, self.proxies))
         return ProxyOutput(features, self.head.sigma * cosines, cosines, maps)
 
 
@@ -136,6 +127,11 @@ class BiasCorrectedNet(Net):
         pairs = zip(self.corrections, self.sizes, strict=True)
         scale, shift = torch.cat([pair.expand(size, 2) for pair, size in pairs]).unbind(1)
         return Output(raw.features, scale * raw.logits + shift)
+
+    def grow(self, classes: int) -> None:
+        super().grow(classes)
+        self.sizes.append(classes - sum(self.sizes))
+        self.corrections.append(nn.Parameter(torch.tensor([1.0, 0.0], device=self.corrections[0].device)))
 
     def train_only(self, correction: int | None) -> None:
         """Train the correction of one task and nothing else; None: train everything except the corrections."""

@@ -1,8 +1,7 @@
 """Residual networks (He et al. 2016) as used in continual-learning papers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,8 +9,7 @@ from torch.nn import functional as F
 from flashback.nets.base import NETS, Backbone, Shape, scaled
 from flashback.nets.batchnorm import BatchNorm2d
 
-Shortcut = Callable[[int, int, int], nn.Module]
-"""Builds the shortcut of a block that changes shape, from input channels, output channels and stride."""
+Shortcut = Callable[[int, int, int], nn.Module]  # from input channels, output channels and stride
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -94,7 +92,7 @@ class ResNet(Backbone):
     def _last_blocks(self) -> list[BasicBlock]:
         return [block for block in self.stages[-1].children() if isinstance(block, BasicBlock)]
 
-    def with_he_init(self) -> ResNet:
+    def with_he_init(self) -> Self:
         """Initialise convolutions from N(0, 2 / (k * k * outputs))."""
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
@@ -104,10 +102,6 @@ class ResNet(Backbone):
 
 def small_stem(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(conv3x3(channels, width), BatchNorm2d(width), nn.ReLU())
-
-
-def max_pool() -> nn.Module:
-    return nn.MaxPool2d(3, stride=2, padding=1)
 
 
 RESNET18 = (64, 128, 256, 512)
@@ -126,7 +120,7 @@ def resnet18_imagenet(image_shape: Shape, width: float = 1.0) -> Backbone:
     """ResNet-18 for large images: 7x7 stem with stride 2, then max-pool."""
     widths = scaled(RESNET18, width)
     conv = nn.Conv2d(image_shape[0], widths[0], 7, stride=2, padding=3, bias=False)
-    stem = nn.Sequential(conv, BatchNorm2d(widths[0]), nn.ReLU(), max_pool())
+    stem = nn.Sequential(conv, BatchNorm2d(widths[0]), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
     return ResNet(stem, widths, depth=2).with_he_init()
 
 
@@ -134,7 +128,8 @@ def resnet18_imagenet(image_shape: Shape, width: float = 1.0) -> Backbone:
 def resnet18_imagenet_b50(image_shape: Shape, width: float = 1.0) -> Backbone:
     """The ImageNet ResNet-18 of the protocols that start with half of the classes: 3x3 stem, then max-pool."""
     widths = scaled(RESNET18, width)
-    return ResNet(small_stem(image_shape[0], widths[0]).append(max_pool()), widths, depth=2).with_he_init()
+    stem = small_stem(image_shape[0], widths[0]).append(nn.MaxPool2d(3, stride=2, padding=1))
+    return ResNet(stem, widths, depth=2).with_he_init()
 
 
 @NETS.register("resnet32")

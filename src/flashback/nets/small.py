@@ -1,7 +1,5 @@
 """Small networks without shortcuts."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from flashback.errors import FlashbackError
@@ -30,7 +28,6 @@ class SmallCNN(Backbone):
         return self.stage_maps(x)[-1].mean((2, 3))
 
     def stage_maps(self, x: Tensor) -> list[Tensor]:
-        """One stage for each convolution with its norm and ReLU."""
         maps: list[Tensor] = []
         for layer in self.layers:
             x = layer(x)
