@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -50,10 +52,6 @@ class Check:
         return self.problem is None
 
 
-class Broken(Exception):  # noqa: N818 - a result, not an error
-    """What a host does instead of what it promises."""
-
-
 def check_host(
     name: str,
     *,
@@ -89,14 +87,13 @@ def check_host(
     return checks
 
 
-def problem_with(promise: Callable[[Trial], None], trial: Trial) -> str | None:
+def problem_with(promise: Promise, trial: Trial) -> str | None:
     try:
-        promise(trial)
-    except (Broken, FlashbackError) as problem:
-        return str(problem)
+        return promise(trial)
+    except FlashbackError as error:
+        return str(error)
     except Exception as error:
         return f"{in_one_line(error)} ({origin_of(error, HOSTS[trial.name])})"
-    return None
 
 
 def origin_of(error: Exception, host: type[Host]) -> str:
@@ -108,15 +105,13 @@ def origin_of(error: Exception, host: type[Host]) -> str:
 
 
 def short_settings(host: type[Host]) -> dict[str, Any]:
-    """Return settings that make any host quick on a few images: a small memory, one epoch in further stages."""
-    small = {"memory_size": 21, "minibatch": 6, "contrastive_batch": 6}
+    small = {"memory_size": 21, "minibatch": 6, "contrastive_batch": 6, "projection": 40}
     names = [setting.name for setting in fields(host.Settings)]
     short = {name: 1 for name in names if name.endswith("_epochs")}
     return {f"host.{name}": value for name, value in {**small, **short}.items() if name in names}
 
 
 def generate_images(classes: int = sum(TASK_SIZES), side: int = 32) -> dict[str, Any]:
-    """Generate classes that a small network can separate: a fixed random pattern for each, plus noise."""
     draw = np.random.default_rng(7)
     patterns = draw.integers(40, 216, (classes, side, side, 3))
     arrays: dict[str, Any] = {}
@@ -127,27 +122,22 @@ def generate_images(classes: int = sum(TASK_SIZES), side: int = 32) -> dict[str,
     return arrays
 
 
-# ---------------------------------------------------------------- short runs
-
-
 @dataclass(frozen=True)
 class Ending:
-    """The end of a run: results, final state, budget, bytes of knowledge, and the largest mean of each loss term."""
+    """The end of a run: results, final state, budget, bytes of knowledge, and the sum of each loss term."""
 
     results: dict[str, Any]
     weights: dict[str, Tensor]
     budget: list[dict[str, Any]]
     bytes: dict[str, int]
-    terms: dict[str, float]
+    terms: Mapping[str, float]
 
     @classmethod
     def of(cls, trainer: Trainer) -> Ending:
-        """Train to the end."""
-        terms: dict[str, float] = {}
+        terms = Counter[str]()
 
         def note_losses(event: Event) -> None:
-            for name, value in event.get("losses", {}).items():
-                terms[name] = max(abs(value), terms.get(name, 0.0))
+            terms.update({name: abs(value) for name, value in event.get("losses", {}).items()})
 
         trainer.observers = [*trainer.observers, note_losses]
         results = trainer.run().as_dict()
@@ -155,7 +145,6 @@ class Ending:
         return cls(results, weights, trainer.history.budget, trainer.history.bytes, terms)
 
     def differs_from(self, other: Ending) -> str | None:
-        """Return the name of the first thing that is not equal bit for bit."""
         return "accuracies" if self.results != other.results else first_difference(self.weights, other.weights)
 
 
@@ -201,6 +190,7 @@ class Trial:
     name: str
     settings: dict[str, Any]
     benchmark: Benchmark
+    watch: Watch = field(default_factory=lambda: Watch())  # of the host alone
 
     @property
     def flashback(self) -> bool:
@@ -223,26 +213,15 @@ class Trial:
         return Ending.of(trainer)
 
     @cached_property
-    def watched(self) -> tuple[Ending, Watch]:
-        watch = Watch()
-        return self.train(self.config(), change=watch.stage), watch
-
-    @property
     def host_alone(self) -> Ending:
-        return self.watched[0]
-
-    @property
-    def watch(self) -> Watch:
-        return self.watched[1]
+        return self.train(self.config(), change=self.watch.stage)
 
     @cached_property
     def with_flashback(self) -> Ending:
-        """The run with flashback; for a host without knowledge, the host alone."""
         return self.train(self.config(True)) if self.flashback else self.host_alone
 
     @cached_property
     def recorded(self) -> tuple[Ending, list[RunState]]:
-        """The run with flashback again, with its states."""
         recorder = StateRecorder()
         return Ending.of(self.trainer(self.config(self.flashback), recorder)), recorder.states
 
@@ -257,7 +236,6 @@ class Watch:
     changed: set[str] = field(default_factory=set)  # tensors of the stable knowledge
 
     def stage(self, host: Host, stage: Stage) -> Stage:
-        """Return the stage, watched."""
         before: dict[str, Tensor] = {}
 
         def stable() -> dict[str, Tensor]:
@@ -285,7 +263,6 @@ class Watch:
 
 
 def graph_leaves(terms: Iterable[Tensor]) -> Iterator[nn.Parameter]:
-    """Return the parameters that a backward pass from these terms reaches."""
     waiting: list[Any] = [term.grad_fn for term in terms]
     visited = {None}
     while waiting:
@@ -316,104 +293,106 @@ def perturbed(part: str, host: Host, stage: Stage) -> Stage:
 # ---------------------------------------------------------------- the promises: their docstrings are shown to users
 
 
-def learns(trial: Trial) -> None:
+def learns(trial: Trial) -> str | None:
     """It learns three tasks of unequal size and gives every class a score"""
     host, images = build_method(trial.config(), trial.benchmark, "cpu").host.eval(), trial.benchmark.image_shape
     for name, classifier in host.classifiers().items():
         shape = list(classifier(torch.zeros(2, *images)).shape)
         if len(shape) != 2 or shape[1] < trial.benchmark.tasks[0].seen.stop:
-            raise Broken(f"its classifier '{name}' gives {shape} for two images, not a column for every class")
+            return f"its classifier '{name}' gives {shape} for two images, not a column for every class"
     rows = [len(row) for row in trial.host_alone.results["class_incremental"]["matrix"]]
-    if rows != list(range(1, len(trial.benchmark.tasks) + 1)):
-        raise Broken(f"after its tasks it was tested on {rows} of them")
+    is_complete = rows == list(range(1, len(trial.benchmark.tasks) + 1))
+    return None if is_complete else f"after its tasks it was tested on {rows} of them"
 
 
-def trains_all(trial: Trial) -> None:
+def trains_all(trial: Trial) -> str | None:
     """Every parameter that requires gradients is trained"""
     if missed := sorted(trial.watch.requiring - trial.watch.trained):
-        raise Broken(
+        return (
             f"no stage trains {' and '.join(missed)}; add it to trained_parameters() or to the stage's parameters, or "
             "call requires_grad_(False)"
         )
     if foreign := sorted(trial.watch.foreign):
-        raise Broken(
+        return (
             f"a loss reaches parameters of shape {' and '.join(map(str, map(list, foreign)))} that the host does not "
             "know; make each module an attribute of the host in build(), several in an nn.ModuleList"
         )
+    return None
 
 
-def repeats(trial: Trial) -> None:
+def repeats(trial: Trial) -> str | None:
     """A seed decides a run: the same again ends the same, bit for bit"""
-    if difference := trial.recorded[0].differs_from(trial.with_flashback):
-        raise Broken(f"the second run ends with other values ({difference}); draw from self.generator or torch alone")
+    difference = trial.recorded[0].differs_from(trial.with_flashback)
+    return difference and f"the second run ends with other values ({difference}); draw from self.generator or torch"
 
 
-def resumes(trial: Trial) -> None:
+def resumes(trial: Trial) -> str | None:
     """Stopped at any moment and continued, it ends as if nobody had stopped it"""
     state, *following = trial.recorded[1]
     for expected in following:  # one run that is stopped at every moment and continued by a new host
-        recorder = StateRecorder(interrupt=True)
+        recorder, position = StateRecorder(interrupt=True), state.values["position"]
         trainer = trial.trainer(trial.config(trial.flashback), recorder)
         trainer.resume(state)
-        try:
+        with suppress(Interruption):
             trainer.run()
-        except Interruption:
-            stopped, (state,) = state, recorder.states
+        (state,) = recorder.states
         if difference := state_difference(state, expected):
-            position = stopped.values["position"]
             place = ", ".join(f"{name} {position[name]}" for name in ("task", "stage", "epoch", "step"))
-            raise Broken(
+            return (
                 f"stopped at {place} (counted from 0), it continues with other values ({difference}); what it "
                 "remembers between steps belongs in its state_dict (parameters and buffers)"
             )
+    return None
 
 
-def stands_aside(trial: Trial) -> None:
+def stands_aside(trial: Trial) -> str | None:
     """Flashback of nothing (E1 = 0, alpha_p = 0) is the host, bit for bit"""
     nothing = trial.train(trial.config(True, flashback__epochs=0, flashback__alpha=0.0))
-    if difference := nothing.differs_from(trial.host_alone):
-        raise Broken(f"the two end with other values ({difference})")
+    difference = nothing.differs_from(trial.host_alone)
+    return difference and f"the two end with other values ({difference})"
 
 
-def goes_back(trial: Trial) -> None:
+def goes_back(trial: Trial) -> str | None:
     """After phase 1 it is back where the task began: with alpha_p = 0 it is the host trained for phase 2 alone"""
     restarted = trial.train(trial.config(True, flashback__alpha=0.0, training__epochs=3, flashback__epochs=1))
     shorter = trial.train(trial.config(training__first_epochs=3, training__epochs=2))
-    if difference := restarted.differs_from(shorter):
-        raise Broken(f"something of phase 1 is left ({difference}); what steps change belongs in its state_dict")
+    difference = restarted.differs_from(shorter)
+    return difference and f"something of phase 1 is left ({difference}); what steps change belongs in its state_dict"
 
 
-def is_held(trial: Trial) -> None:
+def is_held(trial: Trial) -> str | None:
     """Stable knowledge changes what it learns"""
+    weights = trial.host_alone.weights
     if trial.host_alone.terms.get("stability", 1.0) == 0.0:  # hosts that replay may have no such term
-        raise Broken("its stability loss is always 0; does anything fill the stable knowledge before a task begins?")
-    prefixes = {name.split(".")[0] for name in trial.host_alone.weights}
+        return "its stability loss is always 0; does anything fill the stable knowledge before a task begins?"
+    prefixes = {name.split(".")[0] for name in weights}
     part = next((part for part in ("stable", "memory") if part in prefixes), None)
     if part is None:
-        return  # it keeps its knowledge in other modules
-    other = trial.train(trial.config(), change=partial(perturbed, part))
-    trained = trial.watch.trained & trial.host_alone.weights.keys()
-    if all(torch.equal(trial.host_alone.weights[name], other.weights[name]) for name in trained):
-        raise Broken(f"whatever self.{part} holds, it learns the same; does a loss use it, as stability(step) does?")
+        return None  # it keeps its knowledge in other modules
+    other = trial.train(trial.config(), change=partial(perturbed, part)).weights
+    is_same = all(torch.equal(weights[name], other[name]) for name in trial.watch.trained & weights.keys())
+    problem = f"whatever self.{part} holds, it learns the same; does a loss use it, as stability(step) does?"
+    return problem if is_same else None
 
 
-def stands_still(trial: Trial) -> None:
+def stands_still(trial: Trial) -> str | None:
     """Stable knowledge does not change while a task is learned"""
-    if changed := sorted(trial.watch.changed):
-        raise Broken(
-            f"{' and '.join(changed[:3])} of self.stable changes from step to step; only begin() and end() may change "
-            "it, and a Knowledge stays in evaluation mode by itself"
-        )
+    if not trial.watch.changed:
+        return None
+    return (
+        f"{' and '.join(sorted(trial.watch.changed)[:3])} of self.stable changes from step to step; only begin() and "
+        "end() may change it, and a Knowledge stays in evaluation mode by itself"
+    )
 
 
-def is_pulled(trial: Trial) -> None:
+def is_pulled(trial: Trial) -> str | None:
     """Plastic knowledge changes what it learns"""
     without = trial.train(trial.config(True, flashback__alpha=0.0))
-    if trial.with_flashback.differs_from(without) is None:
-        raise Broken("with and without its weight a run ends the same; does distance() use the knowledge it is given?")
+    problem = "with and without its weight a run ends the same; does distance() use the knowledge it is given?"
+    return None if trial.with_flashback.differs_from(without) else problem
 
 
-def costs_the_same(trial: Trial) -> None:
+def costs_the_same(trial: Trial) -> str | None:
     """Both arms take the same steps on the same number of images"""
     for unit in ("steps", "images"):
         alone, flashback = (
@@ -421,16 +400,17 @@ def costs_the_same(trial: Trial) -> None:
             for run in (trial.host_alone, trial.with_flashback)
         )
         if alone != flashback:
-            raise Broken(f"{unit} by task: {alone} alone, {flashback} with flashback")
+            return f"{unit} by task: {alone} alone, {flashback} with flashback"
+    return None
 
 
-def keeps_little(trial: Trial) -> None:
+def keeps_little(trial: Trial) -> str | None:
     """Plastic knowledge takes at most the bytes of stable knowledge"""
     stable, plastic = (trial.with_flashback.bytes.get(kind, 0) for kind in ("stable", "plastic"))
-    if not 0 < plastic <= stable:
-        raise Broken(f"{plastic:,} bytes of plastic knowledge, {stable:,} of stable")
+    return None if 0 < plastic <= stable else f"{plastic:,} bytes of plastic knowledge, {stable:,} of stable"
 
 
-PROMISES_OF_ANY_HOST: Sequence[Callable[[Trial], None]] = (learns, trains_all, repeats, resumes)
+Promise = Callable[[Trial], str | None]  # returns what the host does instead
+PROMISES_OF_ANY_HOST: Sequence[Promise] = (learns, trains_all, repeats, resumes)  # learns: first, its run is watched
 OF_FLASHBACK = (stands_aside, goes_back, is_held, stands_still, is_pulled, costs_the_same, keeps_little)
-PROMISES: Sequence[Callable[[Trial], None]] = (*PROMISES_OF_ANY_HOST, *OF_FLASHBACK)
+PROMISES: Sequence[Promise] = (*PROMISES_OF_ANY_HOST, *OF_FLASHBACK)

@@ -3,12 +3,10 @@
 The main stage of a host becomes two phases. Phase 1 trains the host for a few epochs; its end state, the primary model,
 gives the plastic knowledge. Then the host flashes back to where the stage began, and phase 2 trains with one more term:
 
-    L2 = Lc + alpha_s Ls + alpha_p Lp      (Eq. 19)
+    L2 = Lc + alpha_s Ls + alpha_p Lp      (FL Eq. 19)
 
 Lp is the distance that the host itself defines, called with the plastic instead of the stable knowledge.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -86,13 +84,13 @@ class Flashback:
             self.take_snapshot()
 
         def losses_of_phase_1(step: Any) -> Mapping[str, Tensor]:
-            """L1 = Lc + alpha_s Ls (Eq. 14), Ls weighed by `flashback.phase1_stability`."""
+            """L1 = Lc + alpha_s Ls (FL Eq. 14), Ls weighed by `flashback.phase1_stability`."""
             terms = dict(main.losses(step))
             require("stability" in terms, self.no_stability())
             return {**terms, "stability": self.settings.phase1_stability * terms["stability"]}
 
         def losses_of_phase_2(step: Any) -> Mapping[str, Tensor]:
-            """L2 = Lc + alpha_s Ls + alpha_p Lp (Eq. 19)."""
+            """L2 = Lc + alpha_s Ls + alpha_p Lp (FL Eq. 19)."""
             terms = dict(main.losses(step))
             if self.settings.alpha:
                 terms["plasticity"] = self.alpha * self.host.weighted_distance(step, self.plastic, self.support())
@@ -146,8 +144,8 @@ class Flashback:
             FlashbackError: The checkpoint of a resumed run has no snapshot.
         """
         require(bool(self.snapshot), "the checkpoint lacks the state to flash back to; start a new run")
-        # Plastic targets belong to the images of M_{t-1} (Eq. 10). Phase 1 may have replaced some of them, and phase 2
-        # will reuse its insertion stamps; so the memory is restored first.
+        # Plastic targets belong to the images of M_{t-1} (FL Eq. 10). Phase 1 may have replaced some of them, and
+        # phase 2 will reuse its insertion stamps; so the memory is restored first.
         self.restore("memory.")
         if self.plastic is not None:
             self.host.extract(self.plastic)
@@ -196,7 +194,7 @@ class Flashback:
         host, name = self.host, self.host.settings.name
         if not host.has_knowledge:
             raise FlashbackError(
-                f"{name} keeps no knowledge of earlier tasks, so flashback has nothing to attach to; "
+                f"{name} {host.refuses_flashback_because}, so flashback has nothing to attach to; "
                 "run it without flashback"
             )
         require(self.has_distance or host.memory is not None, self.no_distance())

@@ -18,6 +18,7 @@ from flashback.training import Trainer, build_method
 from helpers import quick_config, small_settings, tiny_benchmark
 
 ALL = list(HOSTS)
+TRAINED = [name for name in HOSTS if HOSTS[name].family != "frozen"]  # the others take no steps
 KNOWING = [name for name in HOSTS if HOSTS[name].has_knowledge]
 REPRESENTATIVES = ("icarl", "der++", "ewc", "foster")  # one of each family
 Method = Host | Flashback

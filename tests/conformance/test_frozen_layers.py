@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conformance_runs import TRAINED, mostly_slow
 
 from flashback.hosts import HOSTS
 from flashback.nets import NETS, Backbone, Shape
@@ -28,7 +29,7 @@ def frozen_stem() -> None:
     NETS.register(NET)(made)
 
 
-@pytest.mark.parametrize("name", list(HOSTS))
+@pytest.mark.parametrize("name", mostly_slow(TRAINED))
 def test_frozen_layers_are_not_trained(name: str) -> None:
     benchmark = tiny_benchmark((2, 2), per_class=6, test_per_class=2)
     settings = {"host__net": NET, "training__momentum": 0.9, "training__weight_decay": 0.1, **small_settings(name)}

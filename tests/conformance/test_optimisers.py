@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance_runs import ALL, KNOWING, Watcher, few_images, method_of, mostly_slow, run
+from conformance_runs import KNOWING, TRAINED, Watcher, few_images, method_of, mostly_slow, run
 
 from flashback.conformance import check_host
 
@@ -34,7 +34,7 @@ class Optimisers(Watcher):
         self.seen[step.stage.name] = type(step.optimiser)
 
 
-@pytest.mark.parametrize("name", mostly_slow(ALL, ["der++", *LATER]))
+@pytest.mark.parametrize("name", mostly_slow(TRAINED, ["der++", *LATER]))
 def test_all_stages_of_a_host_have_the_optimiser_of_the_run(name: str) -> None:
     settings = {"training__optimiser": "adamw", "training__momentum": 0.0, "training__lr": 0.002}
     watcher = Optimisers()

@@ -13,7 +13,8 @@ from torch import Generator, Tensor
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch, Views
 from flashback.hosts import aanets
-from flashback.nets import NETS, AggregatedBackbone, Backbone, Net
+from flashback.nets import NETS, Backbone, Net
+from flashback.nets.combined import AggregatedBackbone
 from flashback.training.trainer import Position
 from helpers import forgetting, quick_host, tiny_benchmark
 
@@ -211,14 +212,14 @@ def test_a_pass_follows_every_epoch_of_the_main_stage_and_no_other(name: str, mo
     """With the same balanced set, as many images of every class seen."""
     heard: list[tuple[int, int]] = []
     sets: list[Any] = []
-    learn = aanets.learn_mixing
+    learn = aanets.AANets.learn_mixing
 
-    def listening(host: Any, balanced: Any, lr: float, epoch: int) -> None:
+    def listening(host: Any, balanced: Any, epoch: int) -> None:
         heard.append((host.task.index, epoch))
         sets.append(balanced())
-        learn(host, balanced, lr, epoch)
+        learn(host, balanced, epoch)
 
-    monkeypatch.setattr(aanets, "learn_mixing", listening)
+    monkeypatch.setattr(aanets.AANets, "learn_mixing", listening)
     finetuning = {"host__finetune_epochs": 2} if name.startswith("lucir") else {}
     host = quick_host(name, host__memory_size=21, training__epochs=3, **finetuning)
     Trainer(host, host.benchmark).run()

@@ -19,7 +19,8 @@ from later_tasks import (
 )
 
 from flashback import FlashbackError, Trainer, build_host
-from flashback.nets import BiasCorrectedNet, build_backbone
+from flashback.nets import build_backbone
+from flashback.nets.heads import BiasCorrectedNet
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
 
@@ -172,7 +173,7 @@ def test_the_correction_takes_back_what_new_classes_are_favoured_by() -> None:
     host, stage = run.host, run.host.stages()[1]
     with torch.no_grad():
         host.net.head.weight.zero_()
-        host.net.head.bias.copy_(torch.tensor([1.0, 1, 3, 3, 3, 0, 0]))
+        host.net.head.bias.copy_(torch.tensor([1.0, 1, 3, 3, 3]))
     some_steps(host, stage, steps=200, lr=0.1, every=1)
     scale, shift = host.net.corrections[1].tolist()
     # Held out are as many of each class: every seen class is as likely as any other.
@@ -265,8 +266,8 @@ def test_a_run_with_flashback_learns() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"host__held_out": 0.0}, "host.held_out is a share above 0 and below 1, not 0.0"),
-        ({"host__held_out": 1.0}, "host.held_out is a share above 0 and below 1, not 1.0"),
+        ({"host__held_out": 0.0}, "host.held_out must lie in \\(0, 1\\), not 0.0"),
+        ({"host__held_out": 1.0}, "host.held_out must lie in \\(0, 1\\), not 1.0"),
         ({"host__correction_epochs": 0}, "host.correction_epochs must be at least 1, not 0"),
         ({"host__correction_lr": 0.0}, "host.correction_lr must be above 0, not 0.0"),
         ({"host__temperature": -1.0}, "host.temperature must be above 0, not -1.0"),

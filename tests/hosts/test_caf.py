@@ -188,7 +188,7 @@ def test_they_are_not_held_and_no_knowledge() -> None:
 # ---------------------------------------------------------------- beside EWC, and with flashback
 
 
-@pytest.mark.parametrize("flashback", [False, True])
+@pytest.mark.parametrize("flashback", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("loss", ["ce_all", pytest.param("ce_current", marks=pytest.mark.slow)])
 def test_one_learner_of_full_width_alone_is_ewc_bit_for_bit(flashback: bool, loss: str) -> None:
     build: Any = quick_flashback if flashback else quick_host

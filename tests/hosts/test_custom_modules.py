@@ -36,7 +36,7 @@ class Modules(Host):
     def build(self) -> None:
         self.before = nn.Linear(2, 2)  # the network comes first in the list all the same
         super().build()
-        width = self.benchmark.classes
+        width = self.net.backbone.width
         self.projector = nn.Linear(width, width)
         self.prompt = nn.Parameter(torch.zeros(width))
         self.teacher = Frozen(self.projector)
@@ -44,7 +44,8 @@ class Modules(Host):
         self.kept = Learned(width)
 
     def losses(self, step: Any) -> Mapping[str, Tensor]:
-        projected = self.projector(step.output.logits) + self.prompt + self.still(self.teacher(step.output.logits))
+        features = step.output.features
+        projected = self.projector(features) + self.prompt + self.still(self.teacher(features))
         return {**super().losses(step), "projection": (projected - self.kept.values - 1).square().mean()}
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
 from flashback.hosts import HOSTS, Host
-from flashback.knowledge import ReplayedTargets, StoredTargets, Support
+from flashback.hosts.replay import StoredTargets
+from flashback.knowledge import ReplayedTargets, Support
 from flashback.nets import Output
 from flashback.plugin import Flashback
 from flashback.training.step import TrainingStep

@@ -17,9 +17,9 @@ from second_task import SMALL, batch_of, check_same_logits_after_flashback, move
 from flashback import FlashbackError, Trainer
 from flashback.hosts.foster import FosterSettings, balanced_distillation, class_weights
 from flashback.knowledge import Support, soft_cross_entropy
-from flashback.memory import herd
-from flashback.nets import Boosted, GrowingNet, build_backbone
-from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
+from flashback.nets import build_backbone
+from flashback.nets.growing import Boosted, GrowingNet
+from helpers import herd, quick_config, quick_flashback, quick_host, tiny_benchmark
 
 
 def unchanged(before, module):
@@ -308,7 +308,7 @@ def test_exemplars_are_herded_with_the_features_of_both_branches():
         assert torch.equal(stored, own[herd(features, 21 // 5, normalise=True)])
 
 
-def test_classifiers_have_a_column_for_every_class_and_predict_only_what_was_met():
+def test_classifiers_have_a_column_for_every_class_so_far_and_predict_only_what_was_met():
     run = in_second_task(stages=0)
     x = run.host.views.plain(run.benchmark.tasks[1].test.x)
     widths = [2, 5, 5]
@@ -319,7 +319,7 @@ def test_classifiers_have_a_column_for_every_class_and_predict_only_what_was_met
         scores = {name: classifier(x) for name, classifier in run.host.classifiers().items()}
         assert list(scores) == ["student", "teacher"]
         for values in scores.values():
-            assert values.shape == (len(x), 7)
+            assert values.shape == (len(x), 5)
             assert values[:, :met].isfinite().all()
             assert (values[:, met:] == -torch.inf).all()
         assert torch.equal(scores["student"], scores["teacher"]) == (moment < 2)

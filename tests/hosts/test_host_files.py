@@ -91,8 +91,7 @@ def test_processes_find_several_files_and_what_lies_beside_them(workplace: Path)
     [
         "list hosts",
         "show own",
-        pytest.param("bench own --only steps --no-flashback --batch 4", marks=pytest.mark.slow),
-        pytest.param("bench own --only runs --no-flashback --tasks 2 --epochs 2", marks=pytest.mark.slow),
+        pytest.param("bench own --no-flashback --batch 4", marks=pytest.mark.slow),
     ],
 )
 def test_every_command_takes_several(
@@ -326,6 +325,7 @@ def stopped_after_a_task(folder: Path, host_file: Path) -> None:
         fb.run(config, out=folder, observers=[stop])
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_of_other_code_starts_anew_and_only_resume_goes_on(workplace: Path, tmp_path: Path) -> None:
     own = workplace / "own.py"
     for name in ("again", "resumed"):

@@ -13,7 +13,7 @@ from flashback import FlashbackError, evaluate
 from flashback.batches import Batch
 from flashback.hosts import Host
 from flashback.hosts.prediction import features_of
-from helpers import quick_host
+from helpers import quick_host, tiny_benchmark
 
 
 def begun(task: int = 1, **settings: Any) -> Any:
@@ -112,7 +112,7 @@ def test_both_classifiers_are_reported() -> None:
 
 def test_close_means_are_told_apart_far_from_the_origin() -> None:
     """Rounding of large squares must not decide."""
-    host = quick_host("icarl", host__memory_size=14)
+    host = quick_host("icarl", tiny_benchmark((7,)), host__memory_size=14)
     generator = torch.Generator().manual_seed(0)
     means = 3000 + 0.01 * torch.randn(7, host.net.backbone.width, generator=generator)
     host.__dict__["exemplar_features"] = lambda: (means, torch.arange(7))

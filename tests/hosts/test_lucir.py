@@ -65,17 +65,19 @@ def test_logits_are_scaled_cosines_and_stay_within_sigma():
     host.eval()
     sigma = host.net.head.sigma.item()
     assert sigma != 1  # it is learned
-    output = host.net(host.views.plain(benchmark.tasks[2].test.x))
+    output = host.net(host.views.plain(benchmark.tasks[0].test.x))
     vectors = torch.cat(host.net.blocks())
     expected = F.cosine_similarity(output.features[:, None], vectors[None], dim=2)
     torch.testing.assert_close(output.cosines, expected)
     torch.testing.assert_close(output.logits, sigma * expected)
-    assert output.logits.shape[1] == benchmark.classes
+    assert output.logits.shape[1] == 2
     assert output.logits.abs().max() <= abs(sigma) * (1 + 1e-6)
 
 
 def test_blocks_have_the_sizes_of_the_tasks():
     host = quick_host("lucir", tiny_benchmark((2, 3, 1)), host__memory_size=14)
+    for task in host.benchmark.tasks:
+        host.enter(task)
     assert [len(vectors) for vectors in host.net.blocks()] == [2, 3, 1]
     assert torch.equal(host.net.head.weight, torch.cat(host.net.blocks()))
 
@@ -88,13 +90,12 @@ def test_main_stage_moves_only_the_own_class_vectors():
     run_stage(trainer, host.stages()[0], 0)
     moved = changed(before, host.net)
     assert block(0) not in moved
-    assert block(2) not in moved
     trained = {name for name, _ in host.net.backbone.named_parameters(prefix="backbone")}
     assert {block(1), "head.sigma", *trained} <= moved
-    assert host.net.blocks()[2].grad is None  # nor does anything pile up there
+    assert len(host.net.blocks()) == 2, "classes to come have no vectors yet"
 
 
-def test_cross_entropy_and_margin_ignore_classes_to_come():
+def test_cross_entropy_is_over_the_classes_seen():
     benchmark = tiny_benchmark()
     host = quick_host("lucir", benchmark, **HARSH)
     trainer = before_second_task(host, benchmark)
@@ -102,12 +103,7 @@ def test_cross_entropy_and_margin_ignore_classes_to_come():
     host.eval()
     batch = batch_of(host, benchmark.tasks[1].train)
     losses = host.losses(host.forward(batch))
-    with torch.no_grad():
-        host.net.blocks()[2].copy_(host.net.blocks()[1][:2])  # the hardest rivals there could be
-    again = host.losses(host.forward(batch))
     assert set(losses) == {"task", "stability", "margin"}
-    for name, value in losses.items():
-        assert torch.equal(value, again[name]), name
     logits = host.net(batch.x).logits[:, :5]
     torch.testing.assert_close(losses["task"], F.cross_entropy(logits, batch.y))
 

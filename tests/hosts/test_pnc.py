@@ -16,7 +16,8 @@ from flashback.conformance import Trial, resumes
 from flashback.hosts.pnc import CompressionStep
 from flashback.knowledge import ImportantParameters
 from flashback.knowledge.importance import fisher_diagonal
-from flashback.nets import NETS, ActiveColumn, Backbone, Net, Output, Shape
+from flashback.nets import NETS, Backbone, Net, Output, Shape
+from flashback.nets.combined import ActiveColumn
 from flashback.nets.small import SmallCNN
 from helpers import forgetting, quick_host, tiny_benchmark
 
@@ -182,6 +183,7 @@ def test_the_column_reads_the_knowledge_base_of_before_the_task(column: str) -> 
     assert torch.equal(compress.forward(batch_of(host, compress)).target, said)
 
 
+@pytest.mark.slow
 def test_a_kept_column_resumes_everywhere() -> None:
     """The suite over all hosts has fresh ones."""
     resumes(Trial("pnc", {"host.column": "kept"}, tiny_benchmark(per_class=6, test_per_class=2)))

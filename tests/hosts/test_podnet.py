@@ -13,11 +13,10 @@ from second_task import SMALL, batch_of, in_second_task, moved, some_steps, stat
 from flashback import FlashbackError, Trainer
 from flashback.batches import Batch
 from flashback.hosts import Step
-from flashback.hosts.podnet import PODNetSettings, margin_nca, released_nca
+from flashback.hosts.podnet import PODNetSettings, k_means, margin_nca, released_nca
 from flashback.knowledge import pod_spatial
-from flashback.memory import k_means
-from flashback.nets import NETS, Backbone, ProxyNet, ProxyOutput, build_backbone
-from flashback.nets.heads import local_similarity
+from flashback.nets import NETS, Backbone, build_backbone
+from flashback.nets.heads import ProxyNet, ProxyOutput, local_similarity
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
 NAME = "podnet"
@@ -241,7 +240,7 @@ def test_new_proxies_are_imprinted_and_old_ones_stay():
     stage = run.host.stages()[0]
     run.trainer.allocate(stage)
     stage.begin()
-    old, new, _ = run.host.net.blocks()
+    old, new = run.host.net.blocks()
     after = run.host.state_dict()  # which has the stable model too
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
     assert changed == {"net.head.parametrizations.weight.original1"}
@@ -339,6 +338,7 @@ def test_a_run_with_flashback_on_unequal_tasks(support):
     assert all(tensor.isfinite().all() for tensor in method.host.state_dict().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compat", [False, True])
 def test_it_learns(compat):
     benchmark = tiny_benchmark((2, 2), per_class=30, test_per_class=20)

@@ -104,8 +104,9 @@ def test_the_aligned_network_is_what_the_next_task_keeps() -> None:
         trainer.run_task(task)
     rows = lengths(host)
     assert sum(rows[:2]) / 2 == pytest.approx(sum(rows[2:5]) / 3, rel=1e-5)
-    aligned = state_of(host.net)
     host.enter(benchmark.tasks[2])
+    assert lengths(host)[:5] == rows, "new rows leave the old ones alone"
+    aligned = state_of(host.net)
     trainer.allocate(host.stages()[0])
     assert isinstance(host.stable, ModelKnowledge)
     assert not changed(aligned, host.stable.model.module)
@@ -173,6 +174,7 @@ def test_both_anchors_are_in_the_losses_of_phase_2() -> None:
     assert terms["plasticity"].item() == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_with_flashback_learns() -> None:
     benchmark = tiny_benchmark()
     longer = {"training__epochs": 6, "training__lr": 0.02, "training__momentum": 0.9, "training__views": []}

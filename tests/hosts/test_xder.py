@@ -376,7 +376,9 @@ def test_phase_2_finds_targets_and_counts_as_they_were() -> None:
     assert distance.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [SIZES, (3, 1), (1, 2, 1)])
+@pytest.mark.parametrize(
+    "sizes", [SIZES, *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((3, 1), (1, 2, 1)))]
+)
 def test_a_small_run_with_flashback(sizes: tuple[int, ...]) -> None:
     method = quick_flashback("xder", tiny_benchmark(sizes), **SMALL, training__epochs=3)
     log = []

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flashback.knowledge import flat, importance
+from flashback.knowledge import ImportantParameters, flat, importance
 from flashback.knowledge.importance import fisher_diagonal, output_sensitivity
-from flashback.nets import NETS, CosineHead, Net, Output, build_backbone
+from flashback.nets import NETS, Net, Output, build_backbone
+from flashback.nets.heads import CosineHead
 
 ESTIMATORS = ["empirical", "mammoth", "exact"]
 COLUMNS = 4
@@ -255,3 +256,23 @@ def test_sensitivity_sees_the_view_and_trained_parameters_alone() -> None:
     frozen = sum(p.numel() for p in net.conv.parameters())
     assert torch.equal(output_sensitivity(net, x + 1, unchanged, slice(None)), shifted[frozen:])
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_an_anchor_that_grows_keeps_its_values_and_finds_new_rows_unimportant() -> None:
+    torch.manual_seed(0)
+    net = Net(build_backbone("smallcnn", (1, 12, 12), 1.0), nn.Linear(64, 2))
+    anchor = ImportantParameters(net.parameters())
+    anchor.values.normal_()
+    anchor.importance.uniform_(1, 2)
+    shapes = [parameter.shape for parameter in net.parameters()]
+    before = [torch.split(vector.clone(), [s.numel() for s in shapes]) for vector in (anchor.values, anchor.importance)]
+    net.grow(5)
+    anchor.grow(shapes, list(net.parameters()))
+    sizes = [parameter.numel() for parameter in net.parameters()]
+    values, importances = torch.split(anchor.values, sizes), torch.split(anchor.importance, sizes)
+    for k, parameter in enumerate(net.parameters()):
+        known = shapes[k].numel()
+        assert torch.equal(values[k][:known], before[0][k])
+        assert torch.equal(importances[k][:known], before[1][k])
+        assert torch.equal(values[k][known:], parameter.flatten()[known:])
+        assert not importances[k][known:].any()

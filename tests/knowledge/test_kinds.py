@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flashback.hosts.replay import StoredTargets
 from flashback.knowledge import (
     ImportantParameters,
     ModelKnowledge,
     ModuleKnowledge,
     ReplayedTargets,
-    StoredTargets,
     Support,
     flat,
 )

@@ -1,28 +1,14 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashback.errors import FlashbackError
-from flashback.memory import balanced_quotas, equal_quota, within_quotas
+from flashback.memory import balanced_quotas, within_quotas
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-@pytest.mark.parametrize(
-    ("capacity", "classes", "quota"), [(2000, 30, 66), (2000, 100, 20), (5120, 200, 25), (7, 7, 1)]
-)
-def test_equal_quota(capacity: int, classes: int, quota: int) -> None:
-    assert equal_quota(capacity, classes) == quota
-
-
-def test_quotas_that_do_not_fit() -> None:
-    with pytest.raises(FlashbackError, match="too small for 8 classes"):
-        equal_quota(7, 8)
 
 
 def test_balanced_quotas_of_the_third_cifar100_task() -> None:

@@ -340,3 +340,28 @@ def test_a_captured_step_equals_the_eager_one() -> None:
             assert torch.equal(tensor, captured.state_dict()[name]), name
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def rows(memory: Memory) -> dict[str, Tensor]:
+    return {name: memory[name][: memory.filled].clone() for name in memory.columns}
+
+
+def test_widened_fields_keep_their_values_and_are_zero_beyond() -> None:
+    memory = filled_memory(6, 4)
+    before = rows(memory)
+    memory.widen("logits", 5)
+    assert torch.equal(memory["logits"][:4, :3], before.pop("logits"))
+    assert not memory["logits"][:, 3:].any()
+    assert all(torch.equal(memory[name][:4], values) for name, values in before.items())
+
+
+def test_an_enlarged_memory_keeps_its_rows_and_goes_on() -> None:
+    memory = filled_memory(4, 4)
+    before = rows(memory)
+    memory.enlarge(7)
+    assert memory.capacity == 7
+    assert memory.filled == 4
+    assert all(torch.equal(values, before[name]) for name, values in rows(memory).items())
+    memory.append(**samples(4, 3))
+    assert memory.labels[:7].tolist() == list(range(7))
+    assert memory.stamps[:7].unique().numel() == 7

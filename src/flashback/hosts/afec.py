@@ -1,7 +1,5 @@
 """AFEC (Wang et al. 2021): EWC, also pulled towards a second network that learns every task without constraint."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flashback.batches import Batch
-from flashback.config import not_negative
+from flashback.config import NotNegative
 from flashback.hosts.base import HOSTS, trainable
 from flashback.hosts.ewc import EWC, FisherSettings, task_fisher
 from flashback.hosts.stages import Stage, Step
@@ -20,11 +18,7 @@ from flashback.nets import Net, Output
 
 @dataclass(frozen=True)
 class AFECSettings(FisherSettings):
-    empty_strength: float = 1.0  # lambda_e, weight of the pull towards the empty network
-
-    def check(self) -> None:
-        super().check()
-        not_negative(self, "empty_strength")
+    empty_strength: NotNegative = 1.0  # lambda_e, weight of the pull towards the empty network
 
 
 @dataclass
@@ -45,16 +39,19 @@ class AFEC(EWC):
     """
 
     Settings = AFECSettings
+    has_one_backbone = False
     net: Net
     anchored_epoch: Tensor
 
     def build(self) -> None:
         super().build()
         self.empty = copy.deepcopy(self.net)
-        self.expanded = ImportantParameters(backbone_parameters(self.empty))  # {theta_e, F_e} of the present epoch
+        self.expanded = ImportantParameters(trainable(self.empty.backbone))  # {theta_e, F_e} of the present epoch
         self.register_buffer("anchored_epoch", torch.tensor(-1))
 
-    # ------------------------------------------------------------ stages
+    def grow(self, columns: int) -> None:
+        super().grow(columns)
+        self.empty.grow(columns)
 
     def stages(self) -> list[Stage]:
         if self.task.index == 0:
@@ -82,7 +79,7 @@ class AFEC(EWC):
     def read_empty(self, epoch: int) -> None:
         """Set theta_e and F_e before an epoch; a run resumed within an epoch keeps those the epoch began with."""
         if self.anchored_epoch.item() != epoch:
-            self.expanded.values.copy_(flat(backbone_parameters(self.empty)))
+            self.expanded.values.copy_(flat(trainable(self.empty.backbone)))
             self.expanded.importance.copy_(
                 task_fisher(self, self.empty)[: len(self.expanded.values)]
             )  # the head comes last
@@ -92,8 +89,6 @@ class AFEC(EWC):
         super().end()
         if self.task.index == 0:  # without anchors both networks would have learned the same
             self.empty.load_state_dict(self.net.state_dict())
-
-    # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> Step:
         step = super().forward(batch)
@@ -105,15 +100,10 @@ class AFEC(EWC):
         if isinstance(step, TwinStep):
             # The two networks share no parameters, so minimising the sum trains each on its own terms.
             terms["expansion"] = self.task_loss(step.empty.logits, step.batch.y)
-            distance = self.expanded.distance(backbone_parameters(self.net))
+            distance = self.expanded.distance(trainable(self.net.backbone))
             terms["convergence"] = self.settings.empty_strength / 2 * distance
         return terms
 
     def knowledge_bytes(self) -> dict[str, int]:
         """Count the empty network too, which stays from task to task."""
         return {"stable": super().knowledge_bytes()["stable"] + bytes_of(self.empty)}
-
-
-def backbone_parameters(net: Net) -> list[nn.Parameter]:
-    """Return what the convergence term pulls: not the head."""
-    return trainable(net.backbone)

@@ -1,7 +1,5 @@
 """A-GEM (Chaudhry et al. 2019, ICLR): no step may raise the loss on a draw from the images of earlier tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -20,7 +18,8 @@ class AGEM(ReplayHost):
     """Cross-entropy on new images; a gradient that opposes the one on stored images is projected.
 
     The stored images and labels are the stable knowledge, and the projection (Eq. 11 of Chaudhry et al.) is all that
-    protects it: there is no stability loss. The memory holds equally many images per class, drawn at random.
+    protects it: there is no stability loss. The memory holds equally many images per class, drawn at random; a class
+    that comes again leaves half of its share to its new images.
     """
 
     has_stability = False
@@ -34,6 +33,12 @@ class AGEM(ReplayHost):
         draws = self.draw()
         output, *outputs = (self.net(x) for x in [batch.x, *(draw.x for draw in draws)])
         return ReplayStep(batch, output, list(map(Draw.with_output, draws, outputs)))
+
+    def can_revisit(self) -> bool:
+        return True
+
+    def trains_future_classes(self) -> bool:
+        return True
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
         return {"task": cross_entropy(step.output.logits, step.batch.y)}
@@ -54,7 +59,7 @@ class AGEM(ReplayHost):
 
     @torch.no_grad()
     def end(self) -> None:
-        """Give every class the same share of the memory, and fill the shares of new classes at random."""
+        """Give every class the same share of the memory, and fill the shares of present classes at random."""
         quotas = trim_to_quotas(self.memory, self.task, self.generator)
         self.memory.append(*sample_new_images(self.task, quotas, self.generator, self.device))
 

@@ -38,7 +38,7 @@ Settings_co = TypeVar("Settings_co", bound=HostSettings, covariant=True)
 
 
 class WithSettings(Protocol[Settings_co]):
-    """A host seen from its `Settings`: by them a type checker and an editor know what `settings` holds."""
+    """Lets a type checker and an editor infer the type of `settings` from the class `Settings` of a host."""
 
     config: RunConfig
 
@@ -55,7 +55,8 @@ class Host(Predictor):
     Attributes:
         settings: The section `host` of the configuration, an instance of `Settings`.
         net: The network; `net(x)` gives an `Output` with features and logits.
-        task: The present task, with the column slices `old`, `new` and `seen`.
+        columns: The number of classes that have a column by now.
+        task: The present task, with column slices `old`, `new`, `seen` and the labels `before` (earlier) and `classes`.
         stable: The knowledge of earlier tasks; None in the first task.
         memory: The stored images, for hosts that have some.
         generator: The source of all randomness in a step.
@@ -71,11 +72,13 @@ class Host(Predictor):
     Settings = HostSettings  # a host with further settings names their class
     family: ClassVar[str] = "none"  # distillation, replay, regularisation, dynamic
     has_knowledge: ClassVar[bool] = True  # a host without knowledge refuses Flashback
+    refuses_flashback_because: ClassVar[str] = "keeps no knowledge of earlier tasks"
     has_stability: ClassVar[bool] = True  # whether later tasks have a loss term 'stability', which phase 1 may weigh
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
+    has_one_backbone: ClassVar[bool] = True  # if not, its backbone cannot be frozen or have a rate of its own
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse, where a class is written, what would silently go wrong later."""
+        """Refuse class definitions that would silently go wrong later."""
         super().__init_subclass__(**keywords)
         require(
             not any("__init__" in vars(base) for base in cls.__mro__[: cls.__mro__.index(Host)]),
@@ -113,12 +116,18 @@ class Host(Predictor):
             training.image_size is None or training.image_size <= side,
             f"training.image_size is {training.image_size}, but the images are stored at {side}; lower it",
         )
+        require(
+            self.has_one_backbone or not (training.freeze_backbone or training.backbone_lr_factor != 1),
+            f"training.freeze_backbone and training.backbone_lr_factor need a host with one backbone, and "
+            f"{config.host.name} makes several; leave them out",
+        )
         self.views = Views(benchmark.mean, benchmark.std, training.views, size=training.image_size)
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
         self.stable_blank_for_task: int | None = None  # the task for which `allocate` has made blank stable knowledge
         self.trained = False  # whether a trainer has started with it
         self.learned = 0  # columns of the tasks whose training has begun
+        self.columns = sum(self.initial_sizes())
         with seeded_initialisation(config.seed, "net"):
             self.build()
         require(hasattr(self, "net"), f"{type(self).__name__}.build makes no self.net; begin it with super().build()")
@@ -146,15 +155,43 @@ class Host(Predictor):
         if backbone.normalisation is not None:
             mean, std = backbone.normalisation
             self.views = replace(self.views, mean=mean, std=std)
-        return backbone
+        return backbone.freeze() if self.config.training.freeze_backbone else backbone
 
     def new_net(self) -> Net:
-        """Make a backbone with a linear head that has a column for every class of the benchmark."""
+        """Make a backbone with a linear head for the classes that have a column from the start."""
         backbone = self.new_backbone()
-        return Net(backbone, nn.Linear(backbone.width, self.benchmark.classes))
+        return Net(backbone, nn.Linear(backbone.width, self.columns))
+
+    def trains_future_classes(self) -> bool:
+        """Return whether the losses see the columns of classes still to come; if so, these exist from the start."""
+        return False
+
+    def can_revisit(self) -> bool:
+        """Return whether known classes may come again in a later task, alone or beside new ones."""
+        return False
+
+    def initial_sizes(self) -> list[int]:
+        """Return the classes of each task that have columns from the start: the first task, or all that are known."""
+        all_known = self.trains_future_classes() and not self.benchmark.is_open
+        return self.benchmark.sizes if all_known else self.benchmark.sizes[:1]
+
+    def grow(self, columns: int) -> None:
+        """Add columns for the classes of the present task, without data; called when a task with new ones is entered.
+
+        Args:
+            columns: The columns from now on.
+        """
+        cast(Net, self.net).grow(columns)
 
     def check(self) -> None:
         """Raise a FlashbackError for settings that cannot work on this benchmark, before any training."""
+
+    def check_revisits(self, task: Task) -> None:
+        require(
+            self.can_revisit() or not task.revisited,
+            f"{self.settings.name} cannot learn known classes again, and task {task.index + 1} has some; choose a host "
+            "that can, such as er, or give it new classes alone",
+        )
 
     def check_untrained(self) -> None:
         require(not self.trained, "this host has been trained already; build a new one")
@@ -186,7 +223,13 @@ class Host(Predictor):
             f"the classes of task {task.index + 1} are learned already; enter every task once, in the order of the "
             "benchmark",
         )
+        self.check_revisits(task)
         self.task = task
+        if task.seen.stop > self.columns:
+            self.columns = task.seen.stop
+            with seeded_initialisation(self.config.seed, task.index, "columns"):
+                self.grow(self.columns)
+            self.to(self.device)
 
     def stages(self) -> list[Stage]:
         """Return the stages of the present task; the list depends on configuration and task alone."""
@@ -234,14 +277,10 @@ class Host(Predictor):
             name=name,
             epochs=self.config.training.epochs if epochs is None else epochs,
             optimisation=replace(main, **given),
-            before_update=nothing,
-            after_step=nothing,
-            allocate=nothing,
-            begin=nothing,
-            end=nothing,
             main=False,
         )
-        return replace(stage, **changes)
+        hooks = dict.fromkeys(("before_update", "after_step", "allocate", "begin", "end"), nothing)
+        return replace(stage, **{**hooks, **changes})
 
     def allocate(self) -> None:
         """Build the structure of the main stage without data: by default, blank stable knowledge from task 2 on.
@@ -278,7 +317,7 @@ class Host(Predictor):
 
     def forward(self, batch: Batch) -> Step:
         """Run the trained network and keep its outputs in a `Step` or a subclass; frozen models run in `distance`."""
-        return Step(batch, self.answering_net()(batch.x))
+        return Step(batch, self.trained_net()(batch.x))
 
     def losses(self, step: Any) -> Mapping[str, Tensor]:
         """Compute the terms whose sum is minimised, from what `forward` returned.
@@ -356,7 +395,7 @@ class Host(Predictor):
 
     def response_width(self) -> int:
         """Return the columns of a response."""
-        return self.benchmark.classes
+        return self.columns
 
     def replay_distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
         """Compute the distance of the responses to the targets that the knowledge has for them."""

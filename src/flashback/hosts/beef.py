@@ -1,7 +1,5 @@
 """BEEF (Wang et al. 2023): modules trained one by one under an energy objective, then fused by a few numbers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,42 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from flashback.batches import Batch
-from flashback.config import above_zero, at_least_one, not_negative
+from flashback.config import Count, NaturalNumber, NotNegative, Positive
 from flashback.hosts.base import HOSTS, cross_entropy, one_hot, trainable
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, bytes_of, soft_cross_entropy
-from flashback.nets import (
-    ComposedNet,
-    Concatenation,
-    EnergyNet,
-    EnergyOutput,
-    Frozen,
-    Fusion,
-    Output,
-    evaluating,
-    pad_classes,
-)
+from flashback.nets import Frozen, Output, evaluating
+from flashback.nets.growing import ComposedNet, Concatenation, EnergyNet, EnergyOutput, Fusion, pad_classes
 
 
 @dataclass(frozen=True)
 class BeefSettings(ExemplarSettings):
     normalise: bool = True  # herd unit-length features
-    alignment: float = 1.7  # A, by which the logits of backward prototypes are divided in the loss
-    energy: float = 0.01  # weight of the energy term; 0 leaves it out
-    sampling_steps: int = 3  # Langevin steps that make its images
-    sampling_rate: float = 0.01
-    sampling_noise: float = 0.001
+    alignment: Positive = 1.7  # A, by which the logits of backward prototypes are divided in the loss
+    energy: NotNegative = 0.01  # weight of the energy term; 0 leaves it out
+    sampling_steps: NaturalNumber = 3  # Langevin steps that make its images
+    sampling_rate: NotNegative = 0.01
+    sampling_noise: NotNegative = 0.001
     compat: bool = False  # blank a logit in the whole batch as in the authors' code, not only in the sample's row
-    fusion_epochs: int | None = None  # None: as many as the main stage
-    fusion_lr: float | None = None  # None: that of the main stage
-    temperature: float = 2.0  # of every distillation
-
-    def check(self) -> None:
-        super().check()
-        above_zero(self, "alignment", "fusion_lr", "temperature")
-        not_negative(self, "energy", "sampling_steps", "sampling_rate", "sampling_noise")
-        at_least_one(self, "fusion_epochs")
+    fusion_epochs: Count | None = None  # None: as many as the main stage
+    fusion_lr: Positive | None = None  # None: that of the main stage
+    temperature: Positive = 2.0  # of every distillation
 
 
 @dataclass
@@ -69,6 +52,7 @@ class Beef(ExemplarHost):
     Settings = BeefSettings
     family = "dynamic"
     has_stability = False
+    has_one_backbone = False
     scores_unseen = False
     net: EnergyNet
 
@@ -83,8 +67,6 @@ class Beef(ExemplarHost):
     def groups(self) -> list[int]:
         """Return the backward prototype of each old class: one for every earlier task."""
         return [task.index for task in self.benchmark.tasks[: self.task.index] for _ in task.classes]
-
-    # ------------------------------------------------------------ stages
 
     def stages(self) -> list[Stage]:
         if self.task.index == 0:
@@ -114,8 +96,6 @@ class Beef(ExemplarHost):
         if self.task.index == 0:
             self.refill()
 
-    # ------------------------------------------------------------ a batch of expansion
-
     def forward(self, batch: Batch) -> EnergyStep:
         output = self.net(batch.x)
         return EnergyStep(batch, output, self.net(self.generate(batch.x)) if self.settings.energy else None)
@@ -143,8 +123,6 @@ class Beef(ExemplarHost):
         blanked = replace(generated, logits=generated.logits.masked_fill(mask, 0.0))
         return cross_entropy(blanked.all_logits(), columns + labels)
 
-    # ------------------------------------------------------------ fusion
-
     def fusion_stage(self) -> Stage:
         """Train the calibration (1 + a) b + s alone, on equally many images of each class."""
         return self.later_stage(
@@ -164,8 +142,6 @@ class Beef(ExemplarHost):
         with torch.no_grad(), evaluating(self.net):
             old, new = self.old(batch.x), self.net(batch.x)
         return Step(batch, self.fusion(old, new))
-
-    # ------------------------------------------------------------ knowledge
 
     def plasticity_support(self) -> Support:
         """Act on all columns of u, which need no features of old modules."""
@@ -188,8 +164,6 @@ class Beef(ExemplarHost):
     def knowledge_bytes(self) -> dict[str, int]:
         return {"stable": self.memory.nbytes() + (0 if self.old is None else bytes_of(self.old))}
 
-    # ------------------------------------------------------------ prediction
-
     def expanded(self) -> nn.Module:
         """Return all modules, fused, as one network; in the first task the only module."""
         old, net, fusion = self.old, self.net, self.fusion
@@ -201,7 +175,7 @@ class Beef(ExemplarHost):
         return self.expanded()
 
     def scores(self, x: Tensor) -> Tensor:
-        return pad_classes(super().scores(x), self.benchmark.classes)
+        return pad_classes(super().scores(x), self.columns)
 
 
 def released_mask(mask: Tensor) -> Tensor:

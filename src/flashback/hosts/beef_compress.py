@@ -1,28 +1,24 @@
 """BEEF-Compress (Wang et al. 2023): BEEF that distils the fused network into one module, with FOSTER's compression."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from flashback.config import BelowOne, Count, Positive
 from flashback.hosts.base import HOSTS
 from flashback.hosts.beef import Beef, BeefSettings
-from flashback.hosts.foster import Compression, check_compression
+from flashback.hosts.foster import Compression
 from flashback.hosts.prediction import Classifier
 from flashback.hosts.stages import Stage, nothing
-from flashback.nets import Backbone, Concatenation, LinearHead, pad_classes
+from flashback.nets import Backbone, LinearHead
+from flashback.nets.growing import Concatenation, pad_classes
 
 
 @dataclass(frozen=True)
 class BeefCompressSettings(BeefSettings):
-    compression_epochs: int | None = None  # None: as many as the main stage
-    compression_lr: float | None = None  # base rate of the compression; None: that of the main stage
-    beta2: float = 0.0  # how much the compression favours classes with few images; 0: not at all
-
-    def check(self) -> None:
-        super().check()
-        check_compression(self)
+    compression_epochs: Count | None = None  # None: as many as the main stage
+    compression_lr: Positive | None = None  # base rate of the compression; None: that of the main stage
+    beta2: BelowOne = 0.0  # how much the compression favours classes with few images; 0: not at all
 
 
 @HOSTS.register("beef-compress")
@@ -37,8 +33,6 @@ class BeefCompress(Beef):
 
     def groups(self) -> list[int]:
         return [0] * len(self.task.before)
-
-    # ------------------------------------------------------------ stages
 
     def stages(self) -> list[Stage]:
         if self.task.index == 0:
@@ -62,13 +56,11 @@ class BeefCompress(Beef):
         assert self.old is not None
         return self.old.module.first, self.old.module.head
 
-    # ------------------------------------------------------------ prediction
-
     def predictor(self) -> nn.Module:
         return self.compression.student or self.expanded()
 
     def classifiers(self) -> dict[str, Classifier]:
         def teacher(x: Tensor) -> Tensor:
-            return pad_classes(self.expanded()(x).logits, self.benchmark.classes)
+            return pad_classes(self.expanded()(x).logits, self.columns)
 
         return {"student": self.scores, "teacher": teacher}

@@ -1,40 +1,34 @@
 """BiC (Wu et al. 2019): distillation with exemplars, and then two numbers that correct the bias to new classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from flashback.batches import Stream
-from flashback.config import above_zero, at_least_one
+from flashback.config import Count, Positive, Rule
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, soft_cross_entropy
 from flashback.memory import within_quotas
-from flashback.nets import BiasCorrectedNet, evaluating
+from flashback.nets import evaluating
+from flashback.nets.heads import BiasCorrectedNet
 from flashback.seeds import seeded_generator
 
 
 @dataclass(frozen=True)
 class BiCSettings(ExemplarSettings):
     normalise: bool = True  # herd unit-length features
-    temperature: float = 2.0  # of the distillation
-    held_out: float = 0.1  # share of the images of the smallest class that every class gives to the bias correction
-    correction_epochs: int | None = None  # None: as many as the main stage
-    correction_lr: float | None = None  # base rate of the bias correction; None: that of the main stage
-
-    def check(self) -> None:
-        super().check()
-        above_zero(self, "temperature")
-        require(0 < self.held_out < 1, f"host.held_out is a share above 0 and below 1, not {self.held_out}")
-        at_least_one(self, "correction_epochs")
-        above_zero(self, "correction_lr")
+    temperature: Positive = 2.0  # of the distillation
+    # Share of the images of the smallest class that every class gives to the bias correction.
+    held_out: Annotated[float, Rule("lie in (0, 1)", lambda share: 0 < share < 1)] = 0.1
+    correction_epochs: Count | None = None  # None: as many as the main stage
+    correction_lr: Positive | None = None  # base rate of the bias correction; None: that of the main stage
 
 
 @HOSTS.register("bic")
@@ -51,7 +45,7 @@ class BiC(ExemplarHost):
     net: BiasCorrectedNet
 
     def new_net(self) -> BiasCorrectedNet:
-        return BiasCorrectedNet(self.new_backbone(), self.benchmark.sizes)
+        return BiasCorrectedNet(self.new_backbone(), self.initial_sizes())
 
     def check(self) -> None:
         super().check()
@@ -62,8 +56,6 @@ class BiC(ExemplarHost):
             "bias correction holds out exemplars of every class and learns from the others, so it needs two at least; "
             f"raise {'host.memory_per_class' if self.settings.memory_per_class else 'host.memory_size'}",
         )
-
-    # ------------------------------------------------------------ stages
 
     def stages(self) -> list[Stage]:
         return [self.main_stage(), self.correction_stage()] if self.task.index > 0 else [self.main_stage()]
@@ -85,21 +77,16 @@ class BiC(ExemplarHost):
             {"lr": self.settings.correction_lr},
             stream=lambda: self.split_stream()[1],
             forward=evaluating(self.net)(self.forward),
-            losses=self.correction_losses,
+            losses=lambda step: {"task": cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)},
             allocate=lambda: self.net.train_only(self.task.index),
             end=self.refill,
         )
-
-    # ------------------------------------------------------------ losses
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         terms = {"task": (1 - self.old_share()) * cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)}
         if self.stable is not None:
             terms["stability"] = self.stability(step)
         return terms
-
-    def correction_losses(self, step: Step) -> Mapping[str, Tensor]:
-        return {"task": cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)}
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """Soft cross-entropy (FL Eq. 18 and 23), over the softmax of the supported columns."""
@@ -112,8 +99,6 @@ class BiC(ExemplarHost):
     def old_share(self) -> float:
         """lambda = old / seen classes."""
         return len(self.task.before) / self.task.classes.stop
-
-    # ------------------------------------------------------------ images
 
     def stream(self) -> Stream:
         fewest = int(torch.bincount(self.task.train.y)[self.task.new].min())

@@ -1,34 +1,26 @@
 """CAF (Wang et al. 2023): several narrow learners under EWC that forget actively and learn from each other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from flashback.config import above_zero, at_least_one, not_negative
+from flashback.config import Count, NotNegative, Positive
 from flashback.hosts.base import HOSTS, trainable
 from flashback.hosts.ewc import EWC, FisherSettings
 from flashback.hosts.stages import Step
-from flashback.nets import ParallelBackbone, ParallelNet, ParallelOutput
+from flashback.nets.combined import ParallelBackbone, ParallelNet, ParallelOutput
 
 SHARPNESS = 100.0  # of the softmax over whom to learn from: nearly one learner alone
 
 
 @dataclass(frozen=True)
 class CAFSettings(FisherSettings):
-    learners: int = 5
-    learner_width: float = 0.45  # channels of a learner, as a share of the net's: five have the parameters of one net
-    forgetting: float = 1e-8  # lambda_af, weight of active forgetting
-    co_learning: float = 0.02  # lambda_kld, weight of the divergence between learners
-
-    def check(self) -> None:
-        super().check()
-        at_least_one(self, "learners")
-        above_zero(self, "learner_width")
-        not_negative(self, "forgetting", "co_learning")
+    learners: Count = 5
+    learner_width: Positive = 0.45  # channels of a learner, as a share of the net's: five have the size of one net
+    forgetting: NotNegative = 1e-8  # lambda_af, weight of active forgetting
+    co_learning: NotNegative = 0.02  # lambda_kld, weight of the divergence between learners
 
 
 @HOSTS.register("caf")
@@ -42,6 +34,7 @@ class CAF(EWC):
     """
 
     Settings = CAFSettings
+    has_one_backbone = False
     net: ParallelNet
 
     def build(self) -> None:
@@ -54,7 +47,7 @@ class CAF(EWC):
     def new_net(self) -> ParallelNet:
         width = self.settings.learner_width
         backbone = ParallelBackbone([self.new_backbone(width) for _ in range(self.settings.learners)])
-        return ParallelNet(backbone, nn.Linear(backbone.width, self.benchmark.classes))
+        return ParallelNet(backbone, nn.Linear(backbone.width, self.columns))
 
     @torch.no_grad()
     def begin(self) -> None:

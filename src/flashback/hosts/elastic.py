@@ -3,15 +3,13 @@
 The methods (EWC, SI, MAS and those built on them) differ in what importance is and in how many anchors they keep.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from flashback.config import HostSettings, not_negative
+from flashback.config import HostSettings, NotNegative
 from flashback.hosts.base import Host, cross_entropy, one_hot, trainable
 from flashback.hosts.stages import Step
 from flashback.knowledge import ImportantParameters, Support, flat, soft_binary_cross_entropy
@@ -21,10 +19,7 @@ from flashback.knowledge import ImportantParameters, Support, flat, soft_binary_
 class ElasticSettings(HostSettings):
     # Cross-entropy over all columns, or over those of the task, as with a head for each; or a binary loss on these.
     loss: Literal["ce_all", "ce_current", "bce_current"] = "ce_all"
-    strength: float = 10.0  # lambda; alpha_s of FL Eq. 14 is strength for ewc, afec and caf, else 2 * strength
-
-    def check(self) -> None:
-        not_negative(self, "strength")
+    strength: NotNegative = 10.0  # lambda; alpha_s of FL Eq. 14 is strength for ewc, afec and caf, else 2 * strength
 
 
 class ElasticHost(Host):
@@ -43,6 +38,20 @@ class ElasticHost(Host):
         super().build()
         self.stable = self.blank_knowledge()
 
+    def trains_future_classes(self) -> bool:
+        return self.settings.loss == "ce_all"
+
+    def can_revisit(self) -> bool:
+        return self.settings.loss == "ce_all"
+
+    def grow(self, columns: int) -> None:
+        """Grow the network, and every anchor with it: a new row has importance 0."""
+        shapes = [parameter.shape for parameter in self.anchored_parameters()]
+        super().grow(columns)
+        for anchor in self.stable.modules():
+            if isinstance(anchor, ImportantParameters):
+                anchor.grow(shapes, self.anchored_parameters())
+
     def task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of the new task, as `host.loss` asks for it."""
         if self.settings.loss == "ce_all":
@@ -55,8 +64,6 @@ class ElasticHost(Host):
     def softmax_columns(self) -> slice:
         """Return the columns that share a softmax where a method asks for probabilities."""
         return self.task.new if self.settings.loss == "ce_current" else slice(None)
-
-    # ------------------------------------------------------------ knowledge
 
     def anchored_parameters(self) -> list[nn.Parameter]:
         """Return what is pulled: all that is trained in the network, but nothing that a host trains beside it."""

@@ -1,15 +1,21 @@
-"""ER, experience replay (Chaudhry et al. 2019, Riemer et al. 2019): new images and images of a reservoir, one batch."""
+"""Plain replay: cross-entropy on new and stored images, and nothing else against forgetting.
 
-from __future__ import annotations
+ER, experience replay (Chaudhry et al. 2019, Riemer et al. 2019), draws from a reservoir; `replay` trains on exemplars.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashback.batches import Batch
 from flashback.hosts.base import HOSTS, cross_entropy
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.replay import Draw, ReplayHost, ReplayStep
+from flashback.hosts.stages import Step
+from flashback.knowledge import ReplayedTargets, Support
 from flashback.memory import Field
 from flashback.nets import Output
 
@@ -35,6 +41,12 @@ class ExperienceReplay(ReplayHost):
         new, *old = output.split([len(part) for part in parts])
         return ReplayStep(batch, new, list(map(Draw.with_output, draws, old)))
 
+    def can_revisit(self) -> bool:
+        return True
+
+    def trains_future_classes(self) -> bool:
+        return True
+
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
         """Return the mean over that batch as two terms: the shares of new and of drawn images."""
         parts = {"task": (step.output, step.batch.y)}
@@ -48,3 +60,40 @@ class ExperienceReplay(ReplayHost):
 
     def after_step(self, step: ReplayStep) -> None:
         self.memory.reservoir(step.batch.raw, step.batch.y, self.generator)
+
+
+@dataclass(frozen=True)
+class ExemplarReplaySettings(ExemplarSettings):
+    normalise: bool = True  # herd unit-length features
+
+
+@HOSTS.register("replay")
+class ExemplarReplay(ExemplarHost):
+    """Cross-entropy on new images and exemplars alike.
+
+    The labels of exemplars are the stable knowledge; there is no distance to them, so no stability loss. The plastic
+    knowledge is the primary model's logits for the exemplars (FL Eq. 10), compared by squared error (FL Eq. 21).
+    """
+
+    Settings = ExemplarReplaySettings
+    has_stability = False
+
+    def can_revisit(self) -> bool:
+        return True
+
+    def allocate(self) -> None:
+        """Nothing to allocate: the memory is there from the start."""
+
+    def losses(self, step: Step) -> Mapping[str, Tensor]:
+        return {"task": cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)}
+
+    def plasticity_support(self) -> Support:
+        return Support(columns=self.task.seen, samples="memory")
+
+    def distance(self, step: Any, knowledge: ReplayedTargets, support: Support) -> Tensor:
+        """Squared error between the outputs for the exemplars of a batch and their targets."""
+        return self.replay_distance(step, knowledge, support)
+
+    def knowledge_bytes(self) -> dict[str, int]:
+        """The whole memory, as plastic targets too have room for every slot."""
+        return {"stable": self.memory.nbytes(allocated=True)}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flashback.errors import require
+from flashback.config import Share
 from flashback.hosts.base import HOSTS
 from flashback.hosts.elastic import ElasticHost, ElasticSettings
 from flashback.hosts.stages import Step
@@ -31,7 +31,7 @@ class EWC(ElasticHost):
     """One anchor for each task so far: lambda / 2 * sum_i sum F_i (theta - theta_i)^2.
 
     F_i estimates the diagonal of the Fisher information of task i at theta_i, the parameters it ended with.
-    `host.fisher` chooses how; the default is p(y) times the empirical one, as in Mammoth.
+    `host.fisher` chooses how; the default weighs the squared gradient of each image by p(y), as Mammoth does.
     """
 
     Settings = FisherSettings
@@ -68,16 +68,12 @@ class EWC(ElasticHost):
 
 @dataclass(frozen=True)
 class OnlineEWCSettings(FisherSettings):
-    gamma: float = 1.0  # the share of the earlier importance that each task keeps (FL Eq. 5); 1 sums it up
-
-    def check(self) -> None:
-        super().check()
-        require(0 <= self.gamma <= 1, f"host.gamma must lie in [0, 1], not {self.gamma}")
+    gamma: Share = 1.0  # the share of the earlier importance that each task keeps (FL Eq. 5); 1 sums it up
 
 
 @HOSTS.register("oewc")
 class OnlineEWC(ElasticHost):
-    """One anchor: the last parameters, and an importance that runs over all tasks."""
+    """One anchor: the last parameters, and the importance accumulated over all tasks."""
 
     Settings = OnlineEWCSettings
 

@@ -1,19 +1,20 @@
 """Exemplars: a few images per class, chosen by herding at the end of a task, that later tasks train on too."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from flashback.batches import Stream
 from flashback.benchmarks import Images
-from flashback.config import HostSettings, at_least_one
+from flashback.config import Count, HostSettings
 from flashback.errors import require
 from flashback.hosts.base import Host
 from flashback.hosts.prediction import features_of
-from flashback.memory import Memory, equal_quota, herd_classes
+from flashback.memory import Memory
 from flashback.seeds import seeded_generator
 
 
@@ -21,12 +22,12 @@ from flashback.seeds import seeded_generator
 class ExemplarSettings(HostSettings):
     """Settings of every host with exemplars."""
 
-    memory_size: int | None = 2000  # exemplars in all
-    memory_per_class: int | None = None  # or so many for each class, growing with the classes
+    memory_size: Count | None = 2000  # exemplars in all
+    memory_per_class: Count | None = None  # or so many for each class, growing with the classes
     normalise: bool = False  # herd and average unit-length features
 
     def check(self) -> None:
-        at_least_one(self, "memory_per_class", "memory_size")
+        super().check()
         require(
             self.memory_per_class is not None or self.memory_size is not None,
             "set host.memory_size (in all) or host.memory_per_class",
@@ -49,10 +50,17 @@ class ExemplarHost(Host):
 
     def build(self) -> None:
         super().build()
-        self.memory = Memory(self.settings.capacity(self.benchmark.classes), self.benchmark.image_shape)
+        self.memory = Memory(self.settings.capacity(self.columns), self.benchmark.image_shape)
+
+    def grow(self, columns: int) -> None:
+        super().grow(columns)
+        self.check_memory(columns)
+        self.memory.enlarge(self.settings.capacity(columns))
 
     def check(self) -> None:
-        classes = self.benchmark.classes
+        self.check_memory(self.benchmark.classes)
+
+    def check_memory(self, classes: int) -> None:
         total = self.settings.capacity(classes)
         require(
             total >= classes,
@@ -84,19 +92,24 @@ class ExemplarHost(Host):
 
     @torch.no_grad()
     def refill(self, net: nn.Module | None = None) -> None:
-        """Keep the head of the herding order of each old class, and herd the new classes (iCaRL, Alg. 4 and 5).
+        """Keep the first exemplars of each old class, in herding order, and herd the new classes (iCaRL, Alg. 4 and 5).
+
+        A class that came again is herded anew, from its exemplars and its new images.
 
         Args:
             net: The network whose features are herded; None: the one that is trained.
         """
         seen = self.task.seen.stop
-        quota = equal_quota(self.settings.capacity(seen), seen)
-        labels = self.memory.labels[: self.memory.filled]
-        kept = [torch.nonzero(labels == c).flatten()[:quota] for c in self.task.before]
-        self.memory.keep(torch.cat(kept) if kept else labels[:0])
+        quota = self.settings.capacity(seen) // seen
+        stored, labels = self.memory.images[: self.memory.filled], self.memory.labels[: self.memory.filled]
         images, targets = self.task.train.x, self.task.train.y
+        if self.task.revisited:
+            again = torch.isin(labels, torch.tensor(self.task.revisited, device=self.device))
+            images, targets = torch.cat([images, stored[again].cpu()]), torch.cat([targets, labels[again].cpu()])
+        kept = [torch.nonzero(labels == c).flatten()[:quota] for c in self.task.before if c not in self.task.revisited]
+        self.memory.keep(torch.cat(kept) if kept else labels[:0])
         features = self.embed(images, features_of, net)
-        classes = [torch.nonzero(targets == c).flatten() for c in self.task.classes]
+        classes = [torch.nonzero(targets == c).flatten() for c in self.task.columns]
         rankings = herd_classes([features[rows.to(self.device)] for rows in classes], quota, self.settings.normalise)
         chosen = torch.cat([rows[ranking.cpu()] for rows, ranking in zip(classes, rankings, strict=True)])
         self.memory.append(images[chosen].to(self.device), targets[chosen].to(self.device))
@@ -108,7 +121,64 @@ class ExemplarHost(Host):
         """
         stream = self.memory_stream()
         images, labels = stream.images, stream.labels
-        if not bool((labels >= self.task.new.start).any()):
+        if self.task.classes and not bool((labels >= self.task.new.start).any()):
             images = torch.cat([images, self.task.train.x.to(self.device)])
             labels = torch.cat([labels, self.task.train.y.to(self.device)])
         return self.embed(images, features_of), labels
+
+
+# ---------------------------------------------------------------- herding and class means
+
+
+@torch.no_grad()
+def herd_classes(features: Sequence[Tensor] | Tensor, quota: int, normalise: bool = False) -> list[Tensor]:
+    """Rank up to `quota` rows of each class, [n_i, d], by herding (iCaRL, Alg. 4), best first.
+
+    Each row brings the mean of the rows so far nearest to the class mean. Every prefix is the ranking of a smaller
+    quota. It works in float64, where only true duplicates tie; the first of them is selected. Classes of similar size
+    are processed together, padded to the largest of them.
+    """
+    batches: dict[int, list[int]] = {}
+    for k, rows in enumerate(features):
+        batches.setdefault(len(rows).bit_length(), []).append(k)
+    selected: dict[int, Tensor] = {}
+    for members in batches.values():
+        selected |= zip(members, _herd_padded([features[k] for k in members], quota, normalise), strict=True)
+    return [selected[k] for k in range(len(features))]
+
+
+def _herd_padded(features: Sequence[Tensor], quota: int, normalise: bool) -> list[Tensor]:
+    sizes = [len(rows) for rows in features]
+    pool = pad_sequence([_prepared(rows, normalise) for rows in features], batch_first=True)
+    size = torch.tensor(sizes, device=pool.device)
+    mean = pool.sum(1) / size.clamp(min=1)[:, None]
+    taken = torch.arange(pool.shape[1], device=pool.device) >= size[:, None]  # padding cannot be selected
+    classes = torch.arange(len(sizes), device=pool.device)
+    total, order = torch.zeros_like(mean), []
+    for step in range(1, min(quota, max(sizes)) + 1):
+        # argmin of |mean - (total + x) / step|, multiplied by step
+        distance = torch.linalg.vector_norm(pool - (step * mean - total)[:, None], dim=2)
+        chosen = distance.masked_fill_(taken, torch.inf).argmin(1)
+        total += pool[classes, chosen]
+        taken[classes, chosen] = True
+        order.append(chosen)
+    ranking = torch.stack(order, 1) if order else classes.new_empty(len(sizes), 0)
+    return [row[: min(quota, n)] for row, n in zip(ranking, sizes, strict=True)]
+
+
+@torch.no_grad()
+def class_means(features: Tensor, labels: Tensor, classes: int, normalise: bool = False) -> Tensor:
+    """The mean features of each class, [classes, d]; zeros for a class without samples.
+
+    With `normalise`, features and then means are scaled to unit length (iCaRL).
+    """
+    # A product with a matrix of members is deterministic on CUDA.
+    members = (torch.arange(classes, device=labels.device)[:, None] == labels).double()
+    means = members @ _prepared(features, normalise) / members.sum(1, keepdim=True).clamp(min=1)
+    if normalise:
+        means = F.normalize(means, dim=1, eps=1e-8)
+    return means.to(features.dtype)
+
+
+def _prepared(features: Tensor, normalise: bool) -> Tensor:
+    return F.normalize(features.double(), dim=1, eps=1e-8) if normalise else features.double()

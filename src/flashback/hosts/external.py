@@ -1,7 +1,5 @@
 """Hosts and nets from outside the package: those of installed packages, and those in a file that the user names."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import sys
@@ -18,19 +16,16 @@ from typing import Any
 from flashback.errors import FlashbackError
 from flashback.hosts.base import HOSTS
 from flashback.nets import NETS
+from flashback.nets.build import WEIGHTS
 from flashback.registry import Registry
 
 GROUP = "flashback.hosts"
 REGISTRIES: dict[str, Registry[Any]] = {registry.kind: registry for registry in (HOSTS, NETS)}
-HostFiles = str | Path | Sequence[str | Path] | None
-"""No file with hosts or nets of the user, one or several."""
-Key = tuple[str, str]
-"""The kind and the name of a registered entry."""
+HostFiles = str | Path | Sequence[str | Path] | None  # files that register hosts or nets
+Key = tuple[str, str]  # the kind and the name of a registered entry
 
 
 class HostModule(ModuleType):
-    """A host file, run as a module."""
-
     __registered__: Mapping[Key, object] = {}  # what it registered; among the names of the file itself
     __code__: str = ""  # a digest of the file and what it imports of its folder
 
@@ -53,7 +48,6 @@ def load_installed_hosts() -> None:
 
 
 def load_host_file(path: str | Path) -> list[str]:
-    """Run a Python file and return the names of the hosts and nets it registers."""
     path = Path(path).expanduser()
     try:
         source = path.read_bytes()
@@ -78,7 +72,6 @@ def load_host_file(path: str | Path) -> list[str]:
 
 
 def unload(module: HostModule | None, files: Collection[Path]) -> None:
-    """Remove what an edited file registered before, and what it imported of its folder."""
     if module is None:
         return
     for kind, registry in REGISTRIES.items():
@@ -136,14 +129,16 @@ def file_of(module: ModuleType) -> Path | None:
     return Path(file).resolve() if file else None
 
 
-# ---------------------------------------------------------------- which code a run is made with
-
-
 def external_code(host: str, net: str) -> dict[str, str]:
-    """A digest of the external files that define a host and its net, under "code"; empty where there are none."""
+    """A digest of the external files that define a host and its net, under "code"; empty where there are none.
+
+    A file of weights that the net names is one of them.
+    """
     entries = registered_entries()
     keys = [key for key in ((HOSTS.kind, host), (NETS.kind, net)) if key in entries]
     files = set().union(*(files_of(key, entries[key]) for key in keys))
+    weights = Path(net.partition(f":{WEIGHTS}")[2])
+    files |= {weights} if weights.is_file() else set()
     return {"code": digest(files)} if files else {}
 
 
@@ -165,7 +160,6 @@ def files_of(key: Key, entry: object) -> set[Path]:
 
 
 def with_imports(file: Path) -> set[Path]:
-    """A file, those of its folder that it imports, and so on."""
     files, waiting = list[Path](), [file]
     while waiting:
         files.append(waiting.pop())
@@ -174,7 +168,6 @@ def with_imports(file: Path) -> set[Path]:
 
 
 def imported_by(path: Path, folder: Path) -> Iterator[Path]:
-    """The files in a folder that a file of it imports."""
     with suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import):
@@ -188,9 +181,6 @@ def module_files(folder: Path, names: Iterable[str]) -> Iterator[Path]:
     for name in names:
         place = name.strip(".").replace(".", "/")
         yield from filter(Path.is_file, (folder / f"{place}.py", folder / place / "__init__.py"))
-
-
-# ---------------------------------------------------------------- exceptions in one line
 
 
 def line_in(path: Path, problem: BaseException) -> str:

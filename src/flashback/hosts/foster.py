@@ -10,24 +10,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flashback.config import above_zero, at_least_one, not_negative
+from flashback.config import BelowOne, Count, NotNegative, Positive
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.prediction import Classifier
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, ModuleKnowledge, Support, soft_cross_entropy
-from flashback.nets import (
-    Backbone,
-    Boosted,
-    BoostedOutput,
-    ComposedNet,
-    GrowingNet,
-    LinearHead,
-    Output,
-    evaluating,
-    pad_classes,
-)
+from flashback.nets import Backbone, LinearHead, Output, evaluating
+from flashback.nets.growing import Boosted, BoostedOutput, ComposedNet, GrowingNet, pad_classes
 
 
 @dataclass(frozen=True)
@@ -36,26 +27,69 @@ class FosterSettings(ExemplarSettings):
     # Strength of the logits alignment; a list has one value per task from the second on, and its last value also
     # serves all later tasks.
     beta1: float | tuple[float, ...] = 0.96
-    distillation: float = 1.0  # weight of the distillation from the old network
-    temperature: float = 2.0  # of both distillations
-    compression_epochs: int | None = None  # None: as many as the main stage
-    compression_lr: float | None = None  # base rate of the compression; None: that of the main stage
-    beta2: float = 0.97  # how much the compression favours classes with few images; 0: not at all
+    distillation: NotNegative = 1.0  # weight of the distillation from the old network
+    temperature: Positive = 2.0  # of both distillations
+    compression_epochs: Count | None = None  # None: as many as the main stage
+    compression_lr: Positive | None = None  # base rate of the compression; None: that of the main stage
+    beta2: BelowOne = 0.97  # how much the compression favours classes with few images; 0: not at all
 
     def check(self) -> None:
         super().check()
         require(bool(self.betas()), "host.beta1 must be a number or a list with at least one number")
         require(all(0 <= beta < 1 for beta in self.betas()), f"host.beta1 must lie in [0, 1), not {self.beta1}")
-        not_negative(self, "distillation")
-        above_zero(self, "temperature")
-        check_compression(self)
 
     def betas(self) -> tuple[float, ...]:
         return self.beta1 if isinstance(self.beta1, tuple) else (self.beta1,)
 
 
+class BoostingHost(ExemplarHost):
+    """A host that trains a new module m beside the frozen network h_s, with one head on [h_s ; m] (FL Eq. 7)."""
+
+    family = "dynamic"
+    has_one_backbone = False
+    scores_unseen = False
+    settings: Any  # with `temperature`
+    net: GrowingNet | Boosted
+    stable: ModelKnowledge | None  # h_s with its head (FL Eq. 8)
+
+    def new_net(self) -> GrowingNet:
+        return GrowingNet(self.new_backbone(), len(self.task.classes))
+
+    def distance(self, step: Step, knowledge: OldNet | PrimaryModule, support: Support) -> Tensor:
+        """Cross-entropy from the softmax of h_s (or of the primary model) to that of the network (FL Eq. 18 and 23).
+
+        Both are taken over the supported columns alone, at the same temperature; there is no factor T^2.
+        """
+        assert isinstance(step.output, BoostedOutput)
+        target = knowledge.logits(step.output.old, step.batch.x)[:, support.columns]
+        return soft_cross_entropy(step.output.logits[:, support.columns], target, self.settings.temperature)
+
+    def blank_knowledge(self) -> PrimaryModule:
+        return PrimaryModule(new_parts(self.net))
+
+    def fill_knowledge(self, knowledge: PrimaryModule) -> None:
+        knowledge.fill(new_parts(self.net))
+
+    def response_width(self) -> int:
+        return self.task.classes.stop
+
+    def expanded(self) -> nn.Module:
+        """Return h_s and the new module as one network, the teacher; in the first task the only network."""
+        stable, net = self.stable, self.net
+        return net if stable is None else ComposedNet(lambda x: net(stable(x), x), stable, net)
+
+    def trained_net(self) -> nn.Module:
+        return self.expanded()
+
+    def predictor(self) -> nn.Module:
+        return self.expanded()
+
+    def scores(self, x: Tensor) -> Tensor:
+        return pad_classes(super().scores(x), self.columns)
+
+
 @HOSTS.register("foster")
-class Foster(ExemplarHost):
+class Foster(BoostingHost):
     """Boosting trains a module and its heads against what the frozen network gets wrong; compression follows.
 
     Boosting: a new module m beside the frozen network h_s, one head on [h_s ; m] (FL Eq. 7).
@@ -64,20 +98,11 @@ class Foster(ExemplarHost):
     """
 
     Settings = FosterSettings
-    family = "dynamic"
-    scores_unseen = False
-    net: GrowingNet | Boosted
-    stable: OldNet | None  # h_s
     weights: Tensor  # of the classes seen, for the logits alignment (beta1)
 
     def build(self) -> None:
         super().build()
         self.compression = Compression()
-
-    def new_net(self) -> GrowingNet:
-        return GrowingNet(self.new_backbone(), len(self.task.classes))
-
-    # ------------------------------------------------------------ stages
 
     def stages(self) -> list[Stage]:
         if self.task.index == 0:
@@ -85,7 +110,7 @@ class Foster(ExemplarHost):
         return [self.main_stage(name="boosting"), self.compression.stage(self)]
 
     def allocate(self) -> None:
-        """Freeze a copy of the last network as h_s; its backbone continues as the new module."""
+        """Freeze a copy of the last network as h_s; its backbone continues as the new module, with two new heads."""
         if self.task.index == 0:
             return
         old = self.compression.student or cast(GrowingNet, self.net)
@@ -110,12 +135,10 @@ class Foster(ExemplarHost):
         old = cast(GrowingNet, self.stable.model.module)
         return old.backbone, old.head
 
-    # ------------------------------------------------------------ a batch of boosting
-
     def losses(self, step: Step) -> Mapping[str, Tensor]:
-        """L = cross-entropy of aligned logits + feature enhancement + distillation of the old classes.
+        """L = CE(logits / w) + CE(logits of m alone) + distillation * KD(old columns, h_s); `distance` is KD.
 
-        Old classes have weights above 1: their logits shrink in the loss, so the network must raise them.
+        Old classes have weights w above 1: their logits shrink in the loss, so the network must raise them.
         """
         output, labels = step.output, step.batch.y
         if not isinstance(output, BoostedOutput):
@@ -129,42 +152,12 @@ class Foster(ExemplarHost):
     def stability_support(self) -> Support:
         return Support(columns=self.task.old, weight=self.settings.distillation)
 
-    def distance(self, step: Step, knowledge: OldNet | PrimaryModule, support: Support) -> Tensor:
-        """Soft cross-entropy (FL Eq. 18 and 23), on the softmax of the columns alone."""
-        assert isinstance(step.output, BoostedOutput)
-        target = knowledge.logits(step.output.old, step.batch.x)[:, support.columns]
-        return soft_cross_entropy(step.output.logits[:, support.columns], target, self.settings.temperature)
-
-    # ------------------------------------------------------------ knowledge
-
-    def blank_knowledge(self) -> PrimaryModule:
-        return PrimaryModule(new_parts(self.net))
-
-    def fill_knowledge(self, knowledge: PrimaryModule) -> None:
-        knowledge.fill(new_parts(self.net))
-
-    def response_width(self) -> int:
-        return self.task.classes.stop
-
-    # ------------------------------------------------------------ prediction
-
-    def expanded(self) -> nn.Module:
-        """Return h_s and the new module as one network, the teacher; in the first task the only network."""
-        stable, net = self.stable, self.net
-        return net if stable is None else ComposedNet(lambda x: net(stable(x), x), stable, net)
-
-    def answering_net(self) -> nn.Module:
-        return self.expanded()
-
     def predictor(self) -> nn.Module:
         return self.compression.student or self.expanded()
 
-    def scores(self, x: Tensor) -> Tensor:
-        return pad_classes(super().scores(x), self.benchmark.classes)
-
     def classifiers(self) -> dict[str, Classifier]:
         def teacher(x: Tensor) -> Tensor:
-            return pad_classes(self.expanded()(x).logits, self.benchmark.classes)
+            return pad_classes(self.expanded()(x).logits, self.columns)
 
         return {"student": self.scores, "teacher": teacher}
 
@@ -195,7 +188,7 @@ def new_parts(net: nn.Module) -> dict[str, nn.Module]:
 
 
 class Compression(nn.Module):
-    """The compression stage: a student as large as one module learns from the expanded network, the teacher."""
+    """The compression stage: a student as large as one module learns only from the expanded network, the teacher."""
 
     weights: Tensor  # of the classes seen, for balanced distillation (beta2)
 
@@ -238,12 +231,6 @@ class Compression(nn.Module):
             end=lambda: host.refill(host.expanded()),
         )
         return stage
-
-
-def check_compression(settings: Any) -> None:
-    at_least_one(settings, "compression_epochs")
-    above_zero(settings, "compression_lr")
-    require(0 <= settings.beta2 < 1, f"host.beta2 must lie in [0, 1), not {settings.beta2}")
 
 
 def class_counts(host: ExemplarHost) -> Tensor:

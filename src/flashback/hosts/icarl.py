@@ -1,46 +1,50 @@
 """iCaRL (Rebuffi et al. 2017): exemplars, binary distillation, and the nearest mean of exemplars."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from flashback.hosts.base import HOSTS, Host, one_hot
-from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings, class_means
 from flashback.hosts.prediction import Classifier
 from flashback.hosts.stages import Step
 from flashback.knowledge import ModelKnowledge, Support, soft_binary_cross_entropy
-from flashback.memory import class_means
 
 
 @dataclass(frozen=True)
 class ICaRLSettings(ExemplarSettings):
-    # Herd and average unit-length features. The paper and public codes do; the default here departs from them.
+    # Herd and average unit-length features, as the paper does; False is as in the code of the Flashback authors.
     normalise: bool = False
     # Columns of the loss; "all" also trains future classes towards 0, as the authors' code and Mammoth do.
     columns: Literal["seen", "all"] = "seen"
 
 
-@HOSTS.register("icarl")
-class ICaRL(ExemplarHost):
-    """Trains on new images and herded exemplars with binary distillation; predicts by the nearest class mean.
+class BinaryDistillation(Host):
+    """One binary cross-entropy per class (Alg. 3 of Rebuffi et al.): new classes towards the labels, old ones towards
+    the sigmoid outputs of the old model.
 
-    A task trains on its images and all exemplars, with one binary cross-entropy per class: new classes towards the
-    labels, old classes towards the sigmoid outputs of the old model (Alg. 3 of Rebuffi et al.). These are computed for
-    every augmented batch; the paper stores them once before training. Then `ExemplarHost` cuts the exemplars of old
-    classes to the new quota and herds those of the new ones (Alg. 4 and 5). An image goes to the class with the nearest
-    mean of exemplars (Alg. 1).
+    These outputs are computed for every augmented batch; the paper stores them once before training. If known classes
+    come again, all seen classes learn from the labels, and old ones from the old model as well.
     """
 
-    Settings = ICaRLSettings
-    scores_unseen = False  # there is no mean for a class that was never seen
+    settings: Any  # with `columns`
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
-        return binary_losses(self, step, self.trained_columns())
+        """L = new / n * BCE(new columns, labels) + old / n * BCE(old columns, sigmoid of the old model), n = old + new.
+
+        A BCE is a mean over images and columns, so L is the mean over all n targets of an image; Alg. 3 sums over them.
+        """
+        labelled = slice(self.first_labelled(), self.trained_columns())
+        logits = step.output.logits[:, labelled]
+        labels = one_hot(step.batch.y, labelled, logits.dtype)  # all zero for exemplars
+        weight = (labelled.stop - labelled.start) / self.targets()
+        terms = {"task": weight * soft_binary_cross_entropy(logits, labels)}
+        if self.stable is not None:
+            terms["stability"] = self.stability(step)
+        return terms
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """Binary cross-entropy towards the sigmoid outputs of the old (or primary) model."""
@@ -48,16 +52,45 @@ class ICaRL(ExemplarHost):
         return soft_binary_cross_entropy(step.output.logits[:, support.columns], outputs)
 
     def stability_support(self) -> Support:
-        old = self.task.old
-        return Support(columns=old, weight=old.stop / self.trained_columns())
+        return Support(columns=self.task.old, weight=len(self.task.before) / self.targets())
 
     def plasticity_support(self) -> Support:
-        """The new columns: the primary model is the expert on these, as the old model is on the old ones."""
-        return Support(columns=self.task.new)
+        """The columns that learn from labels: the primary model is the expert on these."""
+        return Support(columns=slice(self.first_labelled(), self.task.seen.stop))
+
+    def first_labelled(self) -> int:
+        """The first column that learns from the labels."""
+        return 0 if self.task.revisited else self.task.new.start
+
+    def targets(self) -> int:
+        """The number of targets of an image: one for each column that learns from labels or from the old model."""
+        return len(self.task.before) + self.trained_columns() - self.first_labelled()
+
+    def trained_columns(self) -> int:
+        """Return n, the number of columns in the loss; with columns="all", future classes count as new."""
+        return self.columns if self.settings.columns == "all" else self.task.seen.stop
+
+    def can_revisit(self) -> bool:
+        return True
+
+    def trains_future_classes(self) -> bool:
+        return bool(self.settings.columns == "all")
+
+
+@HOSTS.register("icarl")
+class ICaRL(BinaryDistillation, ExemplarHost):
+    """Trains on new images and herded exemplars with binary distillation; predicts by the nearest class mean.
+
+    When a task ends, `ExemplarHost` cuts the exemplars of old classes to the new quota and herds those of the new ones
+    (Alg. 4 and 5). An image goes to the class with the nearest mean of exemplars (Alg. 1).
+    """
+
+    Settings = ICaRLSettings
+    scores_unseen = False  # there is no mean for a class that was never seen
 
     def classifiers(self) -> dict[str, Classifier]:
         normalise = self.settings.normalise
-        means = class_means(*self.exemplar_features(), self.benchmark.classes, normalise).double()
+        means = class_means(*self.exemplar_features(), self.columns, normalise).double()
 
         def nearest_mean(x: Tensor) -> Tensor:
             features = self.net(x).features.double()
@@ -67,22 +100,3 @@ class ICaRL(ExemplarHost):
             return 2.0 * features @ means.T - means.square().sum(dim=1) - features.square().sum(dim=1, keepdim=True)
 
         return {"nearest-mean": nearest_mean, "linear": self.scores}
-
-    # ------------------------------------------------------------ the switch `columns`
-
-    def trained_columns(self) -> int:
-        return self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop
-
-
-def binary_losses(host: Host, step: Step, end: int) -> dict[str, Tensor]:
-    """Binary cross-entropy averaged over columns 0..end, split in two.
-
-    "task" is the part of the new columns, "stability" that of the old ones.
-    """
-    first = host.task.new.start
-    logits = step.output.logits[:, first:end]
-    labels = one_hot(step.batch.y, slice(first, end), logits.dtype)  # all zero for exemplars
-    terms = {"task": (end - first) / end * soft_binary_cross_entropy(logits, labels)}
-    if host.stable is not None:
-        terms["stability"] = host.stability(step)
-    return terms

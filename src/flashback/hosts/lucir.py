@@ -1,7 +1,5 @@
 """LUCIR (Hou et al. 2019): a cosine classifier, features held near the old ones, and a margin between old and new."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashback.batches import Batch
-from flashback.config import above_zero, at_least_one, not_negative
+from flashback.config import Count, NotNegative, Positive
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
+from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings, class_means
 from flashback.hosts.prediction import features_of
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, cosine_distance, masked_mean
-from flashback.memory import class_means
-from flashback.nets import CosineNet, CosineOutput, Output, evaluating, untracked_batchnorm
+from flashback.nets import Output, evaluating, untracked_batchnorm
+from flashback.nets.heads import CosineNet, CosineOutput
 
 
 @dataclass(frozen=True)
@@ -30,36 +28,27 @@ class CosineSettings(ExemplarSettings):
 
     imprint_view: Literal["plain", "train"] = "plain"  # the view of the images that imprint new class vectors
     finetune: Literal["seen", "current", "none"] = "seen"  # class vectors that fine-tuning trains
-    finetune_epochs: int = 20
-    finetune_lr: float = 0.01
+    finetune_epochs: Count = 20
+    finetune_lr: Positive = 0.01
     finetune_milestones: tuple[float, ...] = (0.5,)  # shares of these epochs at which the rate falls to a tenth
 
     def check(self) -> None:
         super().check()
-        require(
-            self.finetune_epochs >= 1, "host.finetune_epochs is at least 1; host.finetune=none leaves the stage out"
-        )
-        above_zero(self, "finetune_lr")
         require(all(0 < m <= 1 for m in self.finetune_milestones), "host.finetune_milestones are shares in (0, 1]")
 
 
 @dataclass(frozen=True)
 class LUCIRSettings(CosineSettings):
-    # Herd unit-length features. The authors' code does; the default here departs from it.
+    # Herd unit-length features, as the authors' code does; False is as in Mammoth.
     normalise: bool = False
-    lambda_base: float = 5.0  # weight of the less-forget term, before it is scaled with the classes
-    hardest: int = 2  # K, the new classes that an old sample is kept apart from
-    margin: float = 0.5  # m, between the cosine to the true class and those to the hardest new ones
-    margin_weight: float = 1.0
+    lambda_base: NotNegative = 5.0  # weight of the less-forget term, before it is scaled with the classes
+    hardest: Count = 2  # K, the new classes that an old sample is kept apart from
+    margin: NotNegative = 0.5  # m, between the cosine to the true class and those to the hardest new ones
+    margin_weight: NotNegative = 1.0
     # Both imitate other implementations (Mammoth): "all" has the random vectors of future classes in the losses;
     # "tasks" scales lambda_base by sqrt(task), not by sqrt(old / new classes).
     columns: Literal["seen", "all"] = "seen"
     scale: Literal["classes", "tasks"] = "classes"
-
-    def check(self) -> None:
-        super().check()
-        not_negative(self, "lambda_base", "margin", "margin_weight")
-        at_least_one(self, "hardest")
 
 
 @HOSTS.register("lucir")
@@ -78,14 +67,13 @@ class LUCIR(ExemplarHost):
     net: CosineNet
 
     def new_net(self) -> CosineNet:
-        return CosineNet(self.new_backbone(), self.benchmark.sizes)
-
-    # ------------------------------------------------------------ stages
+        return CosineNet(self.new_backbone(), self.initial_sizes())
 
     def stages(self) -> list[Stage]:
         return [self.main_stage(), *balanced_finetuning(self, self.classification)]
 
     def allocate(self) -> None:
+        """Train the backbone, sigma and the new class vectors; freeze those of all other tasks."""
         super().allocate()
         self.net.train_only(range(self.task.index, self.task.index + 1), backbone=True)
 
@@ -93,9 +81,8 @@ class LUCIR(ExemplarHost):
         """Imprint the vectors of new classes: the mean direction of their features."""
         imprint(self, partial(class_means, classes=len(self.task.classes), normalise=True))
 
-    # ------------------------------------------------------------ losses
-
     def losses(self, step: Step) -> Mapping[str, Tensor]:
+        """L = CE(sigma * cos) + margin_weight * margin ranking + lambda * (1 - cos(features, old features))."""
         terms = self.classification(step)
         if self.stable is not None:
             terms["stability"] = self.stability(step)
@@ -113,11 +100,11 @@ class LUCIR(ExemplarHost):
         return terms
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
-        """The less-forget constraint (Section 3.3): features keep their direction."""
+        """The less-forget constraint (Section 3.3): 1 - cos between the features and the old (or primary) ones."""
         return cosine_distance(step.output.features, knowledge(step.batch.x).features)
 
     def stability_support(self) -> Support:
-        """lambda = lambda_base * sqrt(old / new classes), as in the authors' code."""
+        """lambda = lambda_base * sqrt(old / new classes), as in the authors' code; Eq. 7 prints the inverse ratio."""
         return Support(weight=self.settings.lambda_base * math.sqrt(self.growth()))
 
     def plasticity_support(self) -> Support:
@@ -133,19 +120,22 @@ class LUCIR(ExemplarHost):
     # ------------------------------------------------------------ the switches `columns` and `scale`
 
     def trained_columns(self) -> int:
-        return self.benchmark.classes if self.settings.columns == "all" else self.task.seen.stop
+        return self.columns if self.settings.columns == "all" else self.task.seen.stop
+
+    def trains_future_classes(self) -> bool:
+        return self.settings.columns == "all"
 
     def growth(self) -> float:
-        """The more old classes there are for each new one, the more there is to keep (Section 3.3)."""
+        """Return what lambda_base grows with: old classes per new class, or the number of earlier tasks."""
         by_task = self.settings.scale == "tasks"
         return self.task.index if by_task else len(self.task.before) / len(self.task.classes)
 
 
-def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: int, margin: float) -> Tensor:
-    """Inter-class separation (Section 3.4): hinge of old samples against their nearest new class vectors."""
+def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: Count, margin: float) -> Tensor:
+    """Inter-class separation (Section 3.4): hinge of old samples against their K nearest new class vectors."""
     true = cosines.gather(1, labels[:, None])
     nearest = cosines[:, new].topk(min(hardest, new.stop - new.start), dim=1).values
-    hinges = F.relu(margin - true + nearest).mean(dim=1)
+    hinges = F.relu(margin - true + nearest).mean(dim=1)  # as in the authors' code; the paper sums over K
     return masked_mean(hinges, labels < new.start)
 
 
@@ -201,5 +191,5 @@ def balanced_finetuning(host: Any, losses: Callable[[Step], Mapping[str, Tensor]
 
 
 def directions(output: Output) -> Tensor:
-    """Features as directions, of a length for which 1 - cos is the mean squared difference."""
+    """Targets of flashback.support=memory: directions, of a length for which 1 - cos is the mean squared difference."""
     return math.sqrt(output.features.shape[1] / 2) * F.normalize(output.features)

@@ -1,14 +1,12 @@
 """LwF, learning without forgetting (Li and Hoiem 2016), with one head: softened outputs of the old model are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from flashback.config import HostSettings, above_zero, not_negative
+from flashback.config import HostSettings, NotNegative, Positive
 from flashback.hosts.base import HOSTS, Host, cross_entropy
 from flashback.hosts.stages import Step
 from flashback.knowledge import ModelKnowledge, Support, soft_cross_entropy
@@ -16,13 +14,9 @@ from flashback.knowledge import ModelKnowledge, Support, soft_cross_entropy
 
 @dataclass(frozen=True)
 class LwFSettings(HostSettings):
-    temperature: float = 2.0  # of the distillation
-    strength: float = 1.0  # lambda_o, weight of the distillation
+    temperature: Positive = 2.0  # of the distillation
+    strength: NotNegative = 1.0  # lambda_o, weight of the distillation
     columns: Literal["new", "seen"] = "new"  # columns of the cross-entropy; "seen" trains old classes as negatives
-
-    def check(self) -> None:
-        above_zero(self, "temperature")
-        not_negative(self, "strength")
 
 
 @HOSTS.register("lwf")
@@ -35,6 +29,9 @@ class LwF(Host):
 
     Settings = LwFSettings
     family = "distillation"
+
+    def can_revisit(self) -> bool:
+        return self.settings.columns == "seen"
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         columns = self.task.new if self.settings.columns == "new" else self.task.seen

@@ -1,12 +1,11 @@
 """MAS (Aljundi et al. 2018): keep the parameters that the outputs of the network are sensitive to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from flashback.config import NotNegative
 from flashback.hosts.base import HOSTS
 from flashback.hosts.elastic import ElasticHost, ElasticSettings
 from flashback.hosts.stages import Step
@@ -15,7 +14,7 @@ from flashback.knowledge.importance import output_sensitivity
 
 @dataclass(frozen=True)
 class MASSettings(ElasticSettings):
-    strength: float = 1.0  # lambda
+    strength: NotNegative = 1.0  # lambda
 
 
 @HOSTS.register("mas")

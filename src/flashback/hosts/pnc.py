@@ -1,7 +1,5 @@
 """P&C, progress and compress (Schwarz et al. 2018): one network learns, another is distilled from it under EWC."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -10,24 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from flashback.batches import Batch
-from flashback.config import above_zero, at_least_one
+from flashback.config import Count, Positive
 from flashback.hosts.base import HOSTS, trainable
 from flashback.hosts.ewc import OnlineEWC, OnlineEWCSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import bytes_of, copy_state, soft_binary_cross_entropy, soft_cross_entropy
-from flashback.nets import ActiveColumn, Net, evaluating
+from flashback.nets import Net, evaluating
+from flashback.nets.combined import ActiveColumn
 
 
 @dataclass(frozen=True)
 class PnCSettings(OnlineEWCSettings):
     column: Literal["fresh", "kept"] = "fresh"  # whether each task has a new active column or continues the last
-    progress_epochs: int | None = None  # None: as many as the compression, so that each has half of a task
-    progress_lr: float | None = None  # None: the rate of the compression, which the quadratic penalty keeps low
-
-    def check(self) -> None:
-        super().check()
-        at_least_one(self, "progress_epochs")
-        above_zero(self, "progress_lr")
+    progress_epochs: Count | None = None  # None: as many as the compression, so that each has half of a task
+    progress_lr: Positive | None = None  # None: the rate of the compression, which the quadratic penalty keeps low
 
 
 @dataclass
@@ -47,12 +41,17 @@ class ProgressAndCompress(OnlineEWC):
     """
 
     Settings = PnCSettings
+    has_one_backbone = False
     net: Net
     column: Net
 
     def build(self) -> None:
         super().build()
         self.column = self.fresh_net()
+
+    def grow(self, columns: int) -> None:
+        super().grow(columns)
+        self.column.grow(columns)
 
     def check(self) -> None:
         self.net.backbone.levels()  # refuses a network without levels
@@ -61,8 +60,6 @@ class ProgressAndCompress(OnlineEWC):
         net = self.new_net()
         net.backbone.copy_frozen(self.net.backbone)
         return net
-
-    # ------------------------------------------------------------ stages
 
     def stages(self) -> list[Stage]:
         compress = self.main_stage(name="compress")
@@ -96,8 +93,6 @@ class ProgressAndCompress(OnlineEWC):
     def trained_parameters(self) -> list[nn.Parameter]:
         return self.anchored_parameters()
 
-    # ------------------------------------------------------------ a batch of the compression
-
     def forward(self, batch: Batch) -> CompressionStep:
         step = super().forward(batch)
         with torch.no_grad(), evaluating(self.column):
@@ -118,8 +113,6 @@ class ProgressAndCompress(OnlineEWC):
             return soft_binary_cross_entropy(logits[:, new], target[:, new].sigmoid())
         columns = self.softmax_columns()
         return soft_cross_entropy(logits[:, columns], target[:, columns])
-
-    # ------------------------------------------------------------ knowledge
 
     def knowledge_bytes(self) -> dict[str, int]:
         """Count the anchor, the old knowledge base that the column reads, and the column if it is kept."""

@@ -1,7 +1,5 @@
 """PODNet (Douillard et al. 2020): the maps of all stages keep their profiles, and each class has several proxies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,34 +8,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashback.config import at_least_one, not_negative
+from flashback.config import Count, NotNegative, Positive
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, one_hot
 from flashback.hosts.exemplars import ExemplarHost
 from flashback.hosts.lucir import CosineSettings, balanced_finetuning, directions, imprint
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, cosine_distance, pod_spatial
-from flashback.memory import k_means
-from flashback.nets import Backbone, Output, ProxyNet, ProxyOutput
+from flashback.nets import Backbone, Output
+from flashback.nets.heads import ProxyNet, ProxyOutput
 from flashback.seeds import seeded_generator
 
 
 @dataclass(frozen=True)
 class PODNetSettings(CosineSettings):
     normalise: bool = True  # herd unit-length features
-    proxies: int = 10  # vectors of each class
-    margin: float = 0.6  # delta, by which the true class is to win
-    spatial: float = 3.0  # lambda_c, weight of POD-spatial, before both are scaled with the classes
-    flat: float = 1.0  # lambda_f, weight of POD-flat
-    finetune_lr: float = 0.05
+    proxies: Count = 10  # vectors of each class
+    margin: NotNegative = 0.6  # delta, by which the true class is to win
+    spatial: NotNegative = 3.0  # lambda_c, weight of POD-spatial, before both are scaled with the classes
+    flat: NotNegative = 1.0  # lambda_f, weight of POD-flat
+    finetune_lr: Positive = 0.05
     finetune_milestones: tuple[float, ...] = ()
     # Imitates the authors' code: its classification loss, in which the margin cancels.
     compat: bool = False
-
-    def check(self) -> None:
-        super().check()
-        at_least_one(self, "proxies")
-        not_negative(self, "margin", "spatial", "flat")
 
 
 @HOSTS.register("podnet")
@@ -54,7 +47,7 @@ class PODNet(ExemplarHost):
     net: ProxyNet
 
     def new_net(self) -> ProxyNet:
-        return ProxyNet(self.new_backbone(), self.benchmark.sizes, self.settings.proxies)
+        return ProxyNet(self.new_backbone(), self.initial_sizes(), self.settings.proxies)
 
     def check(self) -> None:
         super().check()
@@ -64,8 +57,6 @@ class PODNet(ExemplarHost):
             f"podnet compares the maps of a network's stages, and {kind.__name__} gives none; choose another host.net, "
             "or give its class a method stage_maps(x) that returns them, or levels()",
         )
-
-    # ------------------------------------------------------------ stages
 
     def stages(self) -> list[Stage]:
         return [self.main_stage(), *balanced_finetuning(self, self.classification)]
@@ -84,8 +75,6 @@ class PODNet(ExemplarHost):
         classes = (unit[labels == c] for c in range(len(self.task.classes)))
         centres = torch.cat([k_means(points, self.settings.proxies, generator) for points in classes])
         return F.normalize(centres).to(features.dtype)
-
-    # ------------------------------------------------------------ losses
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         terms = self.classification(step)
@@ -135,6 +124,27 @@ def margin_nca(cosines: Tensor, labels: Tensor, scale: Tensor, margin: float) ->
     others = scaled.masked_fill(itself, torch.finfo(cosines.dtype).min).logsumexp(dim=1)
     true = scaled.gather(1, labels[:, None]).squeeze(1)
     return F.relu(others - true + margin * scale.detach()).mean()
+
+
+@torch.no_grad()
+def k_means(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+    """Cluster points [n, d] by Lloyd's algorithm in float64, starting from random points.
+
+    An empty cluster keeps its centre. With fewer points than clusters, centres repeat. Returns [clusters, d].
+    """
+    points = points.double()
+    drawn = torch.randperm(len(points), generator=generator).to(points.device)
+    centres = points[drawn.repeat(-(-clusters // len(points)))[:clusters]]
+    before = None
+    for _ in range(100):  # it usually converges in a few
+        nearest = torch.cdist(points, centres).argmin(dim=1)
+        if before is not None and torch.equal(nearest, before):
+            break
+        members = F.one_hot(nearest, clusters).double()
+        counts = members.sum(dim=0)[:, None]
+        centres = torch.where(counts > 0, members.T @ points / counts.clamp(min=1), centres)
+        before = nearest
+    return centres
 
 
 # ---------------------------------------------------------------- the switch `compat`

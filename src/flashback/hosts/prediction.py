@@ -1,7 +1,5 @@
 """Prediction: what a host does with its network once it is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flashback.batches import Views
+from flashback.batches.augment import as_unit
 from flashback.benchmarks import Benchmark, Images, Task
 from flashback.config import RunConfig
 from flashback.errors import require, unknown
@@ -33,7 +32,7 @@ class Predictor(nn.Module):
 
     # ------------------------------------------------------------ what a method may override
 
-    def answering_net(self) -> nn.Module:
+    def trained_net(self) -> nn.Module:
         """Return the network that a training step runs; a host may run several as one."""
         return self.net
 
@@ -72,12 +71,9 @@ class Predictor(nn.Module):
         """
         columns = self._columns(task)
         with evaluating(self), torch.compiler.set_stance("force_eager"):
-            classifiers = self.classifiers()
-            name = next(iter(classifiers)) if classifier is None else classifier
-            if name not in classifiers:
-                raise unknown("classifier", name, classifiers)
+            score = self._classifier(classifier)
             pieces = torch.split(self._raw(images), self.config.training.evaluation_batch)
-            scores = (classifiers[name](self.views.plain(piece.to(self.device))) for piece in pieces)
+            scores = (score(self.views.plain(piece.to(self.device))) for piece in pieces)
             return torch.cat([columns.start + part[:, columns].argmax(dim=1).cpu() for part in scores])
 
     def features(self, images: RawImages) -> Tensor:
@@ -85,14 +81,23 @@ class Predictor(nn.Module):
         with torch.compiler.set_stance("force_eager"):
             return self.embed(self._raw(images), features_of, self.predictor()).cpu()
 
-    def as_module(self) -> nn.Module:
-        """Wrap the network that predicts, for export (`torch.export`, `torch.jit.trace`).
+    @torch.no_grad()
+    def as_module(self, classifier: str | None = None) -> nn.Module:
+        """Wrap the network and a classifier in one module, from raw images to scores, for export or many batches.
+
+        Args:
+            classifier: One of `classifiers()`; None: the method's own.
 
         Returns:
             A module in evaluation mode that takes raw images and gives a score for every class learned. It shares the
-            weights. Scores are those of the last layer: a classifier such as the nearest mean is not in it.
+            weights; class means and the like are computed once, now.
+
+        Raises:
+            FlashbackError: If this host has no such classifier.
         """
-        return Scoring(self.predictor(), self.views, self.task.seen.stop).eval()
+        with evaluating(self):
+            score = self._classifier(classifier)
+        return Scoring(self.predictor(), score, self.views, self.task.seen.stop).to(self.device).eval()
 
     # ------------------------------------------------------------ helpers
 
@@ -112,11 +117,18 @@ class Predictor(nn.Module):
             net: The network; None: the one that is trained.
             view: How images become inputs; None: normalised, without augmentation.
         """
-        net = self.answering_net() if net is None else net
+        net = self.trained_net() if net is None else net
         view = self.views.plain if view is None else view
         pieces = torch.split(raw, self.config.training.evaluation_batch)
         with evaluating(net):
             return torch.cat([part(net(view(piece.to(self.device)))) for piece in pieces])
+
+    def _classifier(self, name: str | None) -> Classifier:
+        classifiers = self.classifiers()
+        name = next(iter(classifiers)) if name is None else name
+        if name not in classifiers:
+            raise unknown("classifier", name, classifiers)
+        return classifiers[name]
 
     def _columns(self, task: Task | int | None) -> slice:
         if task is None:
@@ -141,15 +153,21 @@ class Predictor(nn.Module):
 
 
 class Scoring(nn.Module):
-    """A network with normalisation before it, from raw images to the scores of classes."""
+    """Normalisation, a network and a classifier that uses it: from raw images to the scores of classes."""
 
-    def __init__(self, net: nn.Module, views: Views, classes: int) -> None:
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: nn.Module, classifier: Classifier, views: Views, classes: int) -> None:
         super().__init__()
-        self.net, self.views, self.classes = net, views, classes
+        self.net, self.classifier, self.views, self.classes = net, classifier, views, classes
+        for name, values in (("mean", views.mean), ("std", views.std)):
+            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1))
 
     def forward(self, raw: Tensor) -> Tensor:
-        scores: Tensor = self.net(self.views.plain(raw)).logits[:, : self.classes]
-        return scores
+        # Not views.plain: its cached constants would be those of a trace, if an export is the first to ask for them.
+        x = (as_unit(self.views.centre(raw)) - self.mean) / self.std
+        return self.classifier(x)[:, : self.classes]
 
 
 def features_of(output: Output) -> Tensor:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from flashback.batches import Batch
 from flashback.benchmarks import Task
-from flashback.config import HostSettings, at_least_one
+from flashback.config import Count, HostSettings
 from flashback.errors import require
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Step
-from flashback.knowledge import StoredTargets, Support, Targets
+from flashback.knowledge import Knowledge, ReplayedTargets, Support, squared_error
 from flashback.memory import Field, Memory, balanced_quotas, within_quotas
 from flashback.nets import Net, Output, joint_forward
 
@@ -24,12 +24,8 @@ from flashback.nets import Net, Output, joint_forward
 class ReplaySettings(HostSettings):
     """Settings of every host that replays."""
 
-    memory_size: int = 2000  # images in the memory
-    minibatch: int = 32  # images of one draw from the memory
-
-    def check(self) -> None:
-        require(self.memory_size >= 1, f"host.memory_size must be at least 1, not {self.memory_size}")
-        at_least_one(self, "minibatch")
+    memory_size: Count = 2000  # images in the memory
+    minibatch: Count = 32  # images of one draw from the memory
 
 
 @dataclass
@@ -53,6 +49,14 @@ class ReplayStep(Step):
     draws: list[Draw]
 
 
+class StoredTargets(Knowledge):
+    """The outputs that the memory keeps with its images, in the field "targets" (FL Eq. 2)."""
+
+    def distance(self, responses: Tensor, slots: Tensor, memory: Memory, columns: slice = slice(None)) -> Tensor:
+        """Compute the mean squared error between responses and the targets of these slots (FL Eq. 16)."""
+        return squared_error(responses[:, columns], memory["targets"][slots][:, columns])
+
+
 class ReplayHost(Host):
     """A host that draws images from a memory beside every batch.
 
@@ -74,8 +78,18 @@ class ReplayHost(Host):
         self.memory = Memory(self.settings.memory_size, self.benchmark.image_shape, fields)
         self.stable = StoredTargets() if "targets" in fields else None
 
+    def grow(self, columns: int) -> None:
+        """Grow the network; stored targets are 0 in the new columns."""
+        super().grow(columns)
+        self.check_memory(columns)
+        if "targets" in self.memory.columns and self.response_width() > self.memory["targets"].shape[1]:
+            self.memory.widen("targets", self.response_width())
+
     def check(self) -> None:
-        classes, size = self.benchmark.classes, self.settings.memory_size
+        self.check_memory(self.benchmark.classes)
+
+    def check_memory(self, classes: int) -> None:
+        size = self.settings.memory_size
         require(
             size >= classes or not self.stores_at_end,
             f"host.memory_size is {size}, less than one image for each of the {classes} classes; raise it",
@@ -91,8 +105,6 @@ class ReplayHost(Host):
     def knowledge_bytes(self) -> dict[str, int]:
         """The whole memory, as plastic targets too have room for every slot."""
         return {"stable": self.memory.nbytes(allocated=True)}
-
-    # ------------------------------------------------------------ draws
 
     def available(self, wanted: int) -> int:
         """Return how many images a draw can give."""
@@ -117,8 +129,6 @@ class ReplayHost(Host):
             drawn.append(Draw(slots, self.memory.labels[slots], x))
         return drawn
 
-    # ------------------------------------------------------------ a batch
-
     def forward(self, batch: Batch) -> ReplayStep:
         """Run the network on the batch and on each draw."""
         draws = self.draw()
@@ -131,20 +141,20 @@ class ReplayHost(Host):
             targets = {"targets": self.response(step.output)} if self.stable is not None else {}
             self.memory.reservoir(step.batch.raw, step.batch.y, self.generator, **targets)
 
-    # ------------------------------------------------------------ the one distance
-
     def plasticity_support(self) -> Support:
         return Support(samples="memory")
 
-    def distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
+    def distance(self, step: Any, knowledge: StoredTargets | ReplayedTargets, support: Support) -> Tensor:
         """Mean squared error between the outputs for the first draw and their targets (FL Eq. 16 and 21)."""
-        return super().replay_distance(step, knowledge, support)
+        output, slots = self.replayed(step)
+        return knowledge.distance(self.response(output), slots, self.memory, support.columns)
 
-    def replay_distance(self, step: Any, knowledge: Targets, support: Support) -> Tensor:
+    def replay_distance(self, step: Any, knowledge: StoredTargets | ReplayedTargets, support: Support) -> Tensor:
         """Call `distance`, which a subclass may override: all knowledge of this host is about stored images."""
         return self.distance(step, knowledge, support)
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
+        """Return the outputs for the first draw, and its slots."""
         require(bool(step.draws), "this step has no draw: the memory is empty, or the class sets draws = 0")
         first: Draw = step.draws[0]
         return first.output, first.slots
@@ -154,17 +164,24 @@ class ReplayHost(Host):
 
 
 def trim_to_quotas(memory: Memory, task: Task, generator: torch.Generator) -> list[int]:
-    """Keep as many images of each past class as it may have from now on; returns the quotas of all classes."""
-    old = len(task.before)
-    quotas = balanced_quotas(memory.capacity, old, len(task.classes), generator)
-    memory.keep(within_quotas(memory.labels[: memory.filled], quotas[:old]))
-    return quotas
+    """Keep as many images of each past class as it may have from now on, of one that comes again half as many.
+
+    Returns:
+        The number of images that every class may still get.
+    """
+    absent = [column for column in task.before if column not in task.revisited]
+    quotas = balanced_quotas(memory.capacity, len(absent), len(task.columns), generator)
+    shares = dict(zip([*absent, *task.columns], quotas, strict=True))
+    kept = [shares[column] // (2 if column in task.revisited else 1) for column in task.before]
+    memory.keep(within_quotas(memory.labels[: memory.filled], kept))
+    stored = torch.bincount(memory.labels[: memory.filled], minlength=task.seen.stop).tolist()
+    return [shares[column] - stored[column] for column in range(task.seen.stop)]
 
 
 def sample_new_images(
     task: Task, quotas: Sequence[int], generator: torch.Generator, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Draw the images of each new class that fill its quota; returns raw images and labels."""
+    """Draw the images of each class of the task that fill its quota; returns raw images and labels."""
     order = torch.randperm(len(task.train), generator=generator, device=device).cpu()
     chosen = order[within_quotas(task.train.y[order], quotas)]
     return task.train.x[chosen].to(device), task.train.y[chosen].to(device)

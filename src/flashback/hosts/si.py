@@ -1,7 +1,5 @@
 """SI (Zenke et al. 2017): keep the parameters whose changes lowered the loss most."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,21 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from flashback.batches import Batch
-from flashback.config import above_zero
+from flashback.config import NotNegative, Positive
 from flashback.hosts.base import HOSTS
 from flashback.hosts.elastic import ElasticHost, ElasticSettings
 from flashback.hosts.stages import Step
-from flashback.knowledge import ImportantParameters, Support, flat
+from flashback.knowledge import ImportantParameters, Support, flat, with_rows
 
 
 @dataclass(frozen=True)
 class SISettings(ElasticSettings):
-    strength: float = 0.5  # c
-    xi: float = 1.0  # damping: bounds the importance of parameters that hardly moved
-
-    def check(self) -> None:
-        super().check()
-        above_zero(self, "xi")
+    strength: NotNegative = 0.5  # c
+    xi: Positive = 1.0  # damping: bounds the importance of parameters that hardly moved
 
 
 @dataclass
@@ -52,7 +46,10 @@ class SI(ElasticHost):
         super().build()
         self.register_buffer("path", torch.zeros_like(self.stable.values))
 
-    # ------------------------------------------------------------ a batch
+    def grow(self, columns: int) -> None:
+        shapes = [parameter.shape for parameter in self.anchored_parameters()]
+        super().grow(columns)
+        self.path = with_rows(self.path, shapes, [torch.zeros_like(p) for p in self.anchored_parameters()])
 
     def forward(self, batch: Batch) -> Step:
         start = flat(self.anchored_parameters())
@@ -79,8 +76,6 @@ class SI(ElasticHost):
     def after_step(self, step: PathStep) -> None:
         """omega <- omega - gradient * change."""
         self.path.addcmul_(step.task_gradient, flat(self.anchored_parameters()) - step.start, value=-1.0)
-
-    # ------------------------------------------------------------ knowledge
 
     @torch.no_grad()
     def importance(self) -> Tensor:

@@ -43,6 +43,7 @@ class Optimisation:
     optimiser: str = "sgd"
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
+    backbone_lr_factor: float = 1.0
 
     @classmethod
     def of(cls, training: TrainingConfig, first_task: bool) -> Optimisation:

@@ -1,14 +1,12 @@
 """WA (Zhao et al. 2020): distillation with exemplars, and the weights of new classes scaled to those of old ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from flashback.config import above_zero
+from flashback.config import Positive
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Step
@@ -18,13 +16,9 @@ from flashback.knowledge import ModelKnowledge, Support, soft_cross_entropy
 @dataclass(frozen=True)
 class WASettings(ExemplarSettings):
     normalise: bool = True  # herd unit-length features
-    temperature: float = 2.0  # of the distillation
+    temperature: Positive = 2.0  # of the distillation
     # Clip the weights of the head at 0 after every step, so that longer rows mean larger logits (DER-ClassIL).
     positive: bool = False
-
-    def check(self) -> None:
-        super().check()
-        above_zero(self, "temperature")
 
 
 @HOSTS.register("wa")
@@ -33,11 +27,14 @@ class WeightAligning(ExemplarHost):
 
     The loss is (1 - lambda) cross-entropy over seen classes + lambda soft distillation of old ones, lambda being the
     share of old classes. Trained on few old images and many new ones, the head gets longer rows for new classes;
-    weight aligning corrects that.
+    weight aligning corrects that. A class that comes again counts twice in lambda, among the old and among the others.
     """
 
     Settings = WASettings
     family = "distillation"
+
+    def can_revisit(self) -> bool:
+        return True
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         terms = {"task": (1 - self.old_share()) * cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)}
@@ -54,15 +51,15 @@ class WeightAligning(ExemplarHost):
         return Support(columns=self.task.old, weight=self.old_share())
 
     def old_share(self) -> float:
-        """lambda = old / seen classes."""
-        return len(self.task.before) / self.task.classes.stop
+        """lambda = old / (old + present classes), which are the seen ones unless some come again."""
+        return len(self.task.before) / (len(self.task.before) + len(self.task.columns))
 
     def after_step(self, step: Step) -> None:
         if self.settings.positive:
             self.head.weight.clamp_(min=0)
 
     def end(self) -> None:
-        if self.task.index > 0:
+        if self.task.index > 0 and self.task.classes:
             align_new_rows(self.head, self.task.old, self.task.new)
         self.refill()
 

@@ -1,14 +1,13 @@
 """X-DER (Boschini et al. 2022): DER whose memory is kept up to date and whose heads are prepared for later classes.
 
-It follows the authors' release of 2022, not the later default of the public framework, which aligns batch norms and
-takes four views. One linear layer is read as one head per task: past heads, the present one, future ones.
+It follows the authors' release of 2022, not the later default of Mammoth, which aligns batch norms and takes four
+views. One linear layer is read as one head per task: past heads, the present one, future ones.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from flashback.batches import Batch
 from flashback.benchmarks import Task
-from flashback.config import above_zero, at_least_one, not_negative
+from flashback.config import Count, NotNegative, Positive, Rule
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import Draw, ReplayHost, ReplaySettings, ReplayStep, sample_new_images, trim_to_quotas
@@ -28,21 +27,15 @@ from flashback.nets import full_precision, joint_forward, untracked_batchnorm
 
 @dataclass(frozen=True)
 class XDERSettings(ReplaySettings):
-    alpha: float = 0.6  # weight of the squared error to the stored targets (alpha_s of the paper)
-    gamma: float = 0.85  # logits above the true one are scaled down to this share of it
-    beta: float = 0.9  # weight of the cross-entropy on replayed images, over the past heads
-    contrastive_weight: float = 0.05  # lambda, of the preparation of future heads
-    contrastive_batch: int = 64  # new images, and as many from the memory, that prepare future heads
-    temperature: float = 5.0  # of the contrastive loss
-    constraint_weight: float = 0.01  # eta, of the constraints on past and future heads
-    margin: float = 0.2  # m, by which the true head should win over them
-
-    def check(self) -> None:
-        super().check()
-        require(0 < self.gamma <= 1, f"host.gamma must lie in (0, 1], not {self.gamma}")
-        not_negative(self, "alpha", "beta", "contrastive_weight", "constraint_weight", "margin")
-        at_least_one(self, "contrastive_batch")
-        above_zero(self, "temperature")
+    alpha: NotNegative = 0.6  # weight of the squared error to the stored targets (alpha_s of FL Eq. 14)
+    # Logits above the true one are scaled down to this share of it.
+    gamma: Annotated[float, Rule("lie in (0, 1]", lambda gamma: 0 < gamma <= 1)] = 0.85
+    beta: NotNegative = 0.9  # weight of the cross-entropy on replayed images, over the past heads
+    contrastive_weight: NotNegative = 0.05  # lambda, of the preparation of future heads
+    contrastive_batch: Count = 64  # new images, and as many from the memory, that prepare future heads
+    temperature: Positive = 5.0  # of the contrastive loss
+    constraint_weight: NotNegative = 0.01  # eta, of the constraints on past and future heads
+    margin: NotNegative = 0.2  # m, by which the true head should win over them
 
 
 @dataclass
@@ -56,9 +49,9 @@ class XDER(ReplayHost):
 
     As in DER, the model is held near the logits stored with an image. Four things are added:
     - implanting: the targets of stored images take over the present logits in the present and future heads,
-      scaled to stay below the true logit (rows whose true logit is not positive are left alone);
+      scaled to stay below the true logit (not scaled if the true logit is not positive);
     - new images are classified in the present head alone, stored ones in the past heads alone;
-    - future heads learn, by a contrastive loss, to separate the classes seen so far;
+    - future heads learn to separate the classes seen so far, by a contrastive loss on SimCLR's views without blur;
     - constraints keep past and future logits below those of the true head, by a margin.
     A step draws two minibatches uniformly from the memory (`draw`) and runs the network on the batch and on each draw,
     as if one after the other (`joint_forward`). When a task ends, the memory is balanced over the classes; there is no
@@ -72,26 +65,26 @@ class XDER(ReplayHost):
 
     def build(self) -> None:
         super().build()
-        sizes = torch.tensor(self.benchmark.sizes)
+        sizes = torch.tensor(self.initial_sizes())
         self.register_buffer("task_of", torch.arange(len(sizes)).repeat_interleave(sizes), persistent=False)
 
     def fields(self) -> dict[str, Field]:
         return {**super().fields(), "replays": ((), torch.int64)}  # how often a slot was replayed in this task
 
     def check(self) -> None:
-        tasks = len(self.benchmark.tasks)
-        require(tasks >= 2, "xder prepares heads for later tasks, and this benchmark has only one task; use der++")
+        require(
+            self.benchmark.is_open or len(self.benchmark.tasks) >= 2,
+            "xder prepares heads for later tasks, and this benchmark has only one task; use der++",
+        )
         super().check()
 
     @property
-    def later(self) -> tuple[Task, ...]:
-        """The tasks whose heads still wait for their classes."""
+    def future_tasks(self) -> tuple[Task, ...]:
+        """The tasks after the present one."""
         return self.benchmark.tasks[self.task.index + 1 :]
 
     def variant(self) -> object:
         return super().variant(), self.available(self.settings.contrastive_batch)
-
-    # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> XDERStep:
         """Run the batch, two draws from the memory and, while there are future heads, strong views of both."""
@@ -105,7 +98,7 @@ class XDER(ReplayHost):
 
     def strong_views(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Two strong views of new and of stored images as one batch, and their labels; None without future heads."""
-        if not self.later:
+        if not self.future_tasks:
             return None
         size = self.settings.contrastive_batch
         raw, labels = batch.raw[:size], batch.y[:size]
@@ -113,6 +106,9 @@ class XDER(ReplayHost):
             slots = self.memory.draw(stored, self.generator)
             raw, labels = torch.cat([raw, self.memory.images[slots]]), torch.cat([labels, self.memory.labels[slots]])
         return self.views.strong(torch.cat([raw, raw]), self.generator), torch.cat([labels, labels])
+
+    def trains_future_classes(self) -> bool:
+        return True
 
     def losses(self, step: XDERStep) -> Mapping[str, Tensor]:
         """Sum up what the class lists.
@@ -135,13 +131,13 @@ class XDER(ReplayHost):
     def preparation(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Contrastive loss of each future head on the classes seen so far; mean over heads."""
         # Columns of zeros, where heads are of unequal width, change no cosine.
-        heads = pad_sequence([logits[:, task.new].T for task in self.later]).permute(1, 2, 0)
+        heads = pad_sequence([logits[:, task.new].T for task in self.future_tasks]).permute(1, 2, 0)
         return supervised_contrastive(heads, labels, self.settings.temperature).mean()
 
     def past_constraint(self, step: XDERStep) -> Tensor:
         """On new images, the present head's largest probability should exceed that of the past heads by `margin`."""
-        share = step.output.logits[:, self.task.seen].softmax(dim=1)
-        past, present = share[:, self.task.old].amax(dim=1), share[:, self.task.new].amax(dim=1)
+        p = step.output.logits[:, self.task.seen].softmax(dim=1)
+        past, present = p[:, self.task.old].amax(dim=1), p[:, self.task.new].amax(dim=1)
         return mean_violation(past.detach() + self.settings.margin - present)
 
     def future_constraint(self, step: XDERStep) -> Tensor:
@@ -157,8 +153,6 @@ class XDER(ReplayHost):
     def stability_support(self) -> Support:
         """The distance, a squared error on the first draw, is that of `ReplayHost`."""
         return Support(samples="memory", weight=self.settings.alpha)
-
-    # ------------------------------------------------------------ editing the memory
 
     def after_step(self, step: ReplayStep) -> None:
         """Implant the present and future logits of replayed images into their targets.
@@ -178,8 +172,8 @@ class XDER(ReplayHost):
         """Write fresh logits, attenuated, over the targets of the chosen slots, from the present head on."""
         targets = self.memory["targets"][slots]
         truth = targets.gather(1, self.memory.labels[slots][:, None])
-        since = self.task.new.start
-        edited = torch.cat([targets[:, :since], attenuated(fresh[:, since:], truth, self.settings.gamma)], dim=1)
+        start = self.task.new.start
+        edited = torch.cat([targets[:, :start], attenuated(fresh[:, start:], truth, self.settings.gamma)], dim=1)
         # slot `capacity` discards the write
         self.memory.write(slots.where(chosen, self.memory.capacity), targets=edited)
 
@@ -188,7 +182,7 @@ class XDER(ReplayHost):
         """Balance the memory over all classes, store new images, implant into all past targets, reset the counts."""
         memory = self.memory
         quotas = trim_to_quotas(memory, self.task, self.generator)
-        past = torch.randperm(memory.filled, generator=self.generator, device=self.device)
+        past = torch.randperm(memory.filled, generator=self.generator, device=self.device)  # batches of mixed classes
         images, labels = sample_new_images(self.task, quotas, self.generator, self.device)
         memory.append(images, labels, targets=self.new_targets(images, labels), replays=torch.zeros_like(labels))
         if len(past):
@@ -197,12 +191,12 @@ class XDER(ReplayHost):
 
     def new_targets(self, images: Tensor, labels: Tensor) -> Tensor:
         """Logits of new images, of which the past heads are attenuated."""
-        targets, since = self.training_logits(images), self.task.new.start
-        if since == 0:
+        targets, start = self.training_logits(images), self.task.new.start
+        if start == 0:
             return targets
         truth = targets.gather(1, labels[:, None])
-        past = attenuated(targets[:, :since], truth, self.settings.gamma)
-        return torch.cat([past, targets[:, since:]], dim=1)
+        past = attenuated(targets[:, :start], truth, self.settings.gamma)
+        return torch.cat([past, targets[:, start:]], dim=1)
 
     def training_logits(self, raw: Tensor) -> Tensor:
         """Logits as a training step would see them: augmented, with batch statistics, which are not tracked here."""

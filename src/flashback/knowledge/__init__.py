@@ -12,15 +12,13 @@ from flashback.knowledge.distances import (
     soft_cross_entropy,
     squared_error,
 )
-from flashback.knowledge.importance import ImportantParameters, flat
+from flashback.knowledge.importance import ImportantParameters, flat, with_rows
 from flashback.knowledge.kinds import (
     Knowledge,
     ModelKnowledge,
     ModuleKnowledge,
     ReplayedTargets,
-    StoredTargets,
     Support,
-    Targets,
     bytes_of,
     copy_state,
 )
@@ -31,9 +29,7 @@ __all__ = [
     "ModelKnowledge",
     "ModuleKnowledge",
     "ReplayedTargets",
-    "StoredTargets",
     "Support",
-    "Targets",
     "bytes_of",
     "copy_state",
     "cosine_distance",
@@ -43,4 +39,5 @@ __all__ = [
     "soft_binary_cross_entropy",
     "soft_cross_entropy",
     "squared_error",
+    "with_rows",
 ]

@@ -1,7 +1,5 @@
 """Distances between the outputs of a model and what a knowledge base holds. Means over samples and columns."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +13,7 @@ def soft_binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """Cross-entropy from the teacher's softened softmax to the student's (Eq. 18 and 23), without a factor T^2.
+    """Cross-entropy from the teacher's softened softmax to the student's (FL Eq. 18 and 23), without a factor T^2.
 
     The paper calls it a KL divergence; the two differ by the teacher's entropy, which has no gradient.
     """
@@ -42,7 +40,7 @@ def profile(maps: Tensor) -> Tensor:
 
 
 def squared_error(responses: Tensor, targets: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Mean squared error (Eq. 16 and 21 up to a factor).
+    """Mean squared error (FL Eq. 16 and 21 up to a factor).
 
     Args:
         responses: The model's outputs, [B, width].

@@ -1,8 +1,6 @@
 """Important parameters: the distance to them, and how importance is computed for EWC (Fisher information) and MAS."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -25,7 +23,7 @@ LARGEST_CHUNK = 512  # bounds the activations of networks with few parameters
 
 
 class ImportantParameters(Knowledge):
-    """Parameters and the importance of each (Eq. 6 and 12), as the flat vectors `values` and `importance`.
+    """Parameters and the importance of each (FL Eq. 6 and 12), as the flat vectors `values` and `importance`.
 
     Args:
         parameters: The parameters to copy; their importance starts at zero.
@@ -40,8 +38,18 @@ class ImportantParameters(Knowledge):
         self.register_buffer("values", values)
         self.register_buffer("importance", torch.zeros_like(values))
 
+    def grow(self, shapes: Sequence[torch.Size], parameters: Sequence[nn.Parameter]) -> None:
+        """Follow parameters that have gained rows; a new row has importance 0.
+
+        Args:
+            shapes: The shapes of the copied parameters.
+            parameters: The parameters now.
+        """
+        self.values = with_rows(self.values, shapes, [parameter.detach().clone() for parameter in parameters])
+        self.importance = with_rows(self.importance, shapes, [torch.zeros_like(parameter) for parameter in parameters])
+
     def distance(self, parameters: Iterable[Tensor]) -> Tensor:
-        """Compute the quadratic form of Eq. 17 and 22 without the factor 1/2, which the weights of hosts include.
+        """Compute the quadratic form of FL Eq. 17 and 22 without the factor 1/2, which the weights of hosts include.
 
         Args:
             parameters: The present parameters, in the order of the copied ones.
@@ -80,7 +88,7 @@ def fisher_diagonal(
     estimator: Estimator,
     columns: slice = slice(None),
 ) -> Tensor:
-    """Compute the diagonal of the Fisher information (Eq. 4 and 11), flat, in the order of the trained parameters.
+    """Compute the diagonal of the Fisher information (FL Eq. 4 and 11), flat, in the order of the trained parameters.
 
     "empirical" is the mean over images of (grad log p(y))^2, as printed; the other estimators are described below. p is
     a softmax over `columns`, which hold all labels; `view` turns raw images into inputs of the network.
@@ -164,3 +172,11 @@ def chunk_size(weights: list[Tensor]) -> int:
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def with_rows(vector: Tensor, shapes: Sequence[torch.Size], grown: Sequence[Tensor]) -> Tensor:
+    """Lay a flat vector of tensors of these shapes over the first rows of grown ones, and return these flat."""
+    parts = torch.split(vector, [shape.numel() for shape in shapes])
+    for part, shape, tensor in zip(parts, shapes, grown, strict=True):
+        tensor.view(-1)[: shape.numel()] = part
+    return flat(grown)

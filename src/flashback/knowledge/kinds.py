@@ -1,7 +1,5 @@
 """The kinds of knowledge: immutable, without gradients, in evaluation mode, and aware of their size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -27,7 +25,7 @@ class Knowledge(nn.Module):
 
 
 class ModelKnowledge(Knowledge):
-    """A frozen copy of a whole model (Eq. 1 and 9). Call it with images to get the model's `Output`.
+    """A frozen copy of a whole model (FL Eq. 1 and 9). Call it with images to get the model's `Output`.
 
     Args:
         model: The model to copy.
@@ -47,7 +45,7 @@ class ModelKnowledge(Knowledge):
 
 
 class ModuleKnowledge(Knowledge):
-    """Frozen copies of some modules of a growing model (Eq. 8 and 13); `knowledge["name"]` is one of them.
+    """Frozen copies of some modules of a growing model (FL Eq. 8 and 13); `knowledge["name"]` is one of them.
 
     Args:
         modules: The modules to copy, by name.
@@ -63,43 +61,11 @@ class ModuleKnowledge(Knowledge):
     def fill(self, modules: Mapping[str, nn.Module]) -> None:
         """Copy the states of modules of the same names and structures."""
         for name, module in modules.items():
-            frozen = self.parts[name]
-            assert isinstance(frozen, Frozen)
-            copy_state(module, frozen.module)
+            copy_state(module, self[name].get_submodule("module"))
 
 
-class Targets(Knowledge):
-    """A target for each image of a memory: a model's output for it, logits or embeddings (Eq. 2 and 10)."""
-
-    def of_slots(self, slots: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
-        """Return the target of each slot, and which of them count (None: all)."""
-        raise NotImplementedError
-
-    def distance(self, responses: Tensor, slots: Tensor, memory: Memory, columns: slice = slice(None)) -> Tensor:
-        """Compute the mean squared error between responses and targets (Eq. 16 and 21).
-
-        Args:
-            responses: The model's outputs for a batch, [B, width].
-            slots: The memory slot of each image of the batch, [B]; -1 for an image that is not stored.
-            memory: The memory that the slots belong to.
-            columns: The columns that count.
-
-        Returns:
-            The mean over the columns, and over the images that have a target.
-        """
-        targets, counted = self.of_slots(slots, memory)
-        return squared_error(responses[:, columns], targets[:, columns], counted)
-
-
-class StoredTargets(Targets):
-    """The targets that the memory itself keeps in its field "targets", one written with each image."""
-
-    def of_slots(self, slots: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
-        return memory["targets"][slots], None
-
-
-class ReplayedTargets(Targets):
-    """The outputs of one model for all images of the memory at one moment.
+class ReplayedTargets(Knowledge):
+    """The outputs of one model, logits or embeddings, for all images of a memory at one moment (FL Eq. 10).
 
     A slot that is overwritten later holds another image: its insertion stamp differs, and its target counts no more.
 
@@ -123,10 +89,21 @@ class ReplayedTargets(Targets):
         if memory.filled:
             self.targets[: memory.filled] = respond(memory.images[: memory.filled])
 
-    def of_slots(self, slots: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
+    def distance(self, responses: Tensor, slots: Tensor, memory: Memory, columns: slice = slice(None)) -> Tensor:
+        """Compute the mean squared error between responses and targets (FL Eq. 21).
+
+        Args:
+            responses: The model's outputs for a batch, [B, width].
+            slots: The memory slot of each image of the batch, [B]; -1 for an image that is not stored.
+            memory: The memory that the slots belong to.
+            columns: The columns that count.
+
+        Returns:
+            The mean over the columns, and over the images that have a target.
+        """
         rows = slots.clamp(min=0)
         counted = (slots >= 0) & (self.stamps[rows] == memory.stamps[rows]) & (self.stamps[rows] > 0)
-        return self.targets[rows], counted
+        return squared_error(responses[:, columns], self.targets[rows][:, columns], counted)
 
 
 def bytes_of(module: nn.Module) -> int:

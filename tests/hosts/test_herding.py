@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from flashback.memory import class_means, herd, herd_classes, selection
+from flashback.hosts import exemplars
+from flashback.hosts.exemplars import class_means, herd_classes
+from helpers import herd
 
 
 def made(n: int, d: int, seed: int = 0) -> Tensor:
@@ -119,7 +121,7 @@ def test_one_large_class_does_not_make_the_others_large(monkeypatch: pytest.Monk
         padded.append(len(rows) * max(map(len, rows)))
         return pad_sequence(rows, batch_first)
 
-    monkeypatch.setattr(selection, "pad_sequence", pad)
+    monkeypatch.setattr(exemplars, "pad_sequence", pad)
     features = [made(n, 3, seed) for seed, n in enumerate((5, 300, 4, 0, 7, 290, 1))]
     together = herd_classes(features, 6)
     assert sum(padded) < 2 * sum(map(len, features))
