@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flashback.benchmarks.decoding import decode_image
 from flashback.benchmarks.image_files import Store
 from flashback.errors import FlashbackError
 
@@ -112,3 +113,20 @@ def test_more_than_8_bits_are_refused(kind: str) -> None:
     deep = Image.fromarray(np.full((4, 4), 40_000, np.uint16))
     with pytest.raises(FlashbackError, match="more than 8 bits a channel"):
         decoded(encoded(deep, kind))
+
+
+@pytest.mark.parametrize("size", [(9, 9), (20, 9), (9, 31), (7, 3), (8, 6), (1, 40)])
+@pytest.mark.parametrize("shape", [(3, 6, 8), (1, 9, 9), (3, 7, 5)])
+def test_an_image_of_any_size_is_cut_to_the_proportions_and_resized(
+    size: tuple[int, int], shape: tuple[int, int, int]
+) -> None:
+    channels, height, width = shape
+    picture = Image.fromarray(pixels(size[1], size[0]))
+    kept = (min(size[0], size[1] * width / height), min(size[1], size[0] * height / width))
+    box = tuple((whole + sign * part) / 2 for sign in (-1, 1) for whole, part in zip(size, kept, strict=True))
+    expected = picture.convert("L" if channels == 1 else "RGB").resize((width, height), Image.BILINEAR, box=box)
+    content = decode_image(encoded(picture, "PNG"), shape)
+    assert content.shape == shape
+    assert np.array_equal(content.transpose(1, 2, 0), np.asarray(expected).reshape(height, width, channels))
+    if size == (width, height) and channels == 3:
+        assert np.array_equal(content.transpose(1, 2, 0), np.asarray(picture))

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from flashback.benchmarks import BENCHMARKS, Images, Task, describe_benchmarks, load_benchmark, mapped_images
-from flashback.benchmarks.load import _measure
+from flashback.benchmarks.load import measure_channels
 from flashback.errors import FlashbackError
 
 EXPECTED = {
     "split-fashion-mini": ([2] * 5, "identity", "28x28x1"),
+    "rotated-fashion-mini": ([10, 0, 0, 0, 0], "identity", "28x28x1"),
+    "repeated-fashion-mini": ([2] * 5 + [0] * 3, "identity", "28x28x1"),
     "split-cifar10": ([2] * 5, "identity", "32x32x3"),
     "split-cifar100": ([10] * 10, "identity", "32x32x3"),
     "split-tinyimagenet": ([20] * 10, "identity", "64x64x3"),
@@ -176,7 +178,7 @@ def test_images_are_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     read, at_once = mapped_images._read, list[int]()
     monkeypatch.setattr(mapped_images, "_read", lambda x, rows: at_once.append(len(rows)) or read(x, rows))
     picture = np.full((3, 2, 2), 7, np.uint8)
-    assert _measure(mapped_images.MappedImages([picture] * 900, (3, 2, 2))) == ((7 / 255,) * 3, (1 / 255,) * 3)
+    assert measure_channels(mapped_images.MappedImages([picture] * 900, (3, 2, 2))) == ((7 / 255,) * 3, (1 / 255,) * 3)
     assert max(at_once) <= 16
     assert sum(at_once) == 900
 

@@ -129,6 +129,13 @@ def test_an_unknown_order_is_refused(order: str | int) -> None:
         class_order(order, 3)
 
 
+@pytest.mark.parametrize("letter", ["a", "1"])
+def test_a_long_order_is_shortened_in_the_message(letter: str) -> None:
+    with pytest.raises(FlashbackError, match=rf"class order '{letter}+\.\.\.' is unknown") as caught:
+        class_order(letter * 100_000, 3)
+    assert len(str(caught.value)) < 400
+
+
 def test_imagenet100_is_the_published_choice_among_the_sorted_ids() -> None:
     positions = imagenet100_classes()
     assert positions[:12] == [7, 11, 14, 44, 54, 62, 75, 77, 85, 105, 108, 123]

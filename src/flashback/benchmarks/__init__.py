@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec, canonical_name, describe_benchmarks
+from flashback.benchmarks.specs import BENCHMARKS, canonical_name, describe_benchmarks
 
 if TYPE_CHECKING:
     from flashback.benchmarks.load import load_benchmark
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BENCHMARKS",
     "Benchmark",
-    "Dataset",
     "Images",
-    "Spec",
     "Task",
     "canonical_name",
     "class_order",

@@ -1,13 +1,11 @@
 """Datasets that fit in memory: .npz files and the binary CIFAR archives. Nothing is unpickled or unpacked to disk."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,8 +13,8 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from flashback.benchmarks.tasks import Array, RawDataset, RawSplit, printable, reading
-from flashback.errors import FlashbackError, require
+from flashback.benchmarks.tasks import Array, RawDataset, RawSplit, reading
+from flashback.errors import FlashbackError, printable, require
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 NAMES = "class_names"  # optional: the name of each label
@@ -36,30 +34,56 @@ def checksum(arrays: Iterable[Array]) -> str:
 def read_npz(path: Path, classes: int | None = None) -> RawDataset:
     """Read x_train, y_train, x_test, y_test; by default the labels of y_train determine the number of classes."""
     with reading(path), zipfile.ZipFile(path) as archive:
-        arrays = [_read_array(archive, key, path) for key in KEYS]
-        names = _read_names(archive, path)
-    return from_arrays(arrays, path, classes, names)
+        arrays = {key: _read_array(archive, key, path) for key in _keys(_names(archive), path)}
+        return from_arrays(arrays, path, classes)
 
 
 def npz_class_names(path: Path) -> Sequence[str]:
     """The class names of an .npz, or its labels as texts, without reading its images."""
     with reading(path), zipfile.ZipFile(path) as archive:
-        names = _read_names(archive, path)
-        return names or [str(label) for label in range(len(np.unique(_read_array(archive, "y_train", path))))]
+        if NAMES in _keys(_names(archive), path):
+            return [printable(name) for name in _read_array(archive, NAMES, path)]
+        return [str(label) for label in range(len(np.unique(_read_array(archive, "y_train", path))))]
 
 
-def _read_names(archive: zipfile.ZipFile, path: Path) -> list[str] | None:
-    return _read_array(archive, NAMES, path).tolist() if f"{NAMES}.npy" in archive.namelist() else None
+def is_split_archive(path: Path) -> bool:
+    """Whether an .npz has training and test images apart."""
+    with reading(path), zipfile.ZipFile(path) as archive:
+        return {f"{key}.npy" for key in KEYS} <= set(archive.namelist())
+
+
+def read_labelled_arrays(path: Path, part: str = "test") -> tuple[Array, Array, list[str] | None]:
+    """Read images [n, H, W, C], labels [n] and class names, if there are some: x and y, or else those of a part."""
+    with reading(path), zipfile.ZipFile(path) as archive:
+        available = _names(archive)
+        keys = ("x", "y") if "x" in available else (f"x_{part}", f"y_{part}")
+        for key in keys:
+            require(key in available, f"{path} has no array '{key}'; it needs x and y, or x_{part} and y_{part}")
+        x, y = (_read_array(archive, key, path) for key in keys)
+        names = [printable(name) for name in _read_array(archive, NAMES, path)] if NAMES in available else None
+    require(len(x) == len(y), f"{path}: {keys[0]} has {len(x)} images but {keys[1]} {len(y)} labels; they must match")
+    require(
+        names is None or (y.min() >= 0 and y.max() < len(names)),
+        f"{path}: {keys[1]} has labels from {y.min()} to {y.max()}, which {NAMES} does not all name; name each label",
+    )
+    return (x if x.ndim == 4 else x[..., None]), y, names
 
 
 def read_mapping(mapping: Mapping[str, Any], name: str) -> RawDataset:
-    """Take the same arrays from a mapping of arrays, tensors or lists, with the checks of a file."""
-    if missing := [key for key in KEYS if key not in mapping]:
-        raise FlashbackError(_missing_array(name, missing[0]))
-    arrays = {key: _as_array(mapping[key], key, name) for key in (*KEYS, NAMES) if key in mapping}
+    arrays = {key: _as_array(mapping[key], key, name) for key in _keys(mapping, name)}
     for key, array in arrays.items():
         _check_layout(key, array.shape, array.dtype, name)
-    return from_arrays([arrays[key] for key in KEYS], name, None, arrays[NAMES].tolist() if NAMES in arrays else None)
+    return from_arrays(arrays, name, None)
+
+
+def _names(archive: zipfile.ZipFile) -> list[str]:
+    return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def _keys(available: Container[str], source: Path | str) -> list[str]:
+    for key in KEYS:
+        require(key in available, f"{source} has no array '{key}'; it needs {', '.join(KEYS)}")
+    return [*KEYS, NAMES] if NAMES in available else list(KEYS)
 
 
 def _as_array(value: Any, key: str, name: str) -> Array:
@@ -69,29 +93,23 @@ def _as_array(value: Any, key: str, name: str) -> Array:
         raise FlashbackError(f"{name}: '{key}' is no array; give a numpy array or a tensor") from None
 
 
-def _missing_array(path: Path | str, key: str) -> str:
-    return f"{path} has no array '{key}'; it needs {', '.join(KEYS)}"
-
-
 def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> Array:
     """Read one array, after checking that its declared shape, type and size are plausible."""
-    try:
-        info = archive.getinfo(f"{key}.npy")
-    except KeyError:
-        raise FlashbackError(_missing_array(path, key)) from None
+    info = archive.getinfo(f"{key}.npy")
     with archive.open(info) as stream:
         shape, dtype = _header(stream)
         declared = stream.tell() + math.prod(shape) * dtype.itemsize
     _check_layout(key, shape, dtype, path)
     growth = DEFLATE_LIMIT if info.compress_type == zipfile.ZIP_DEFLATED else 1
-    if declared != info.file_size or info.file_size > growth * path.stat().st_size:
-        raise FlashbackError(
-            f"{path}: '{key}' declares {declared} bytes of shape {shape}, which the file cannot contain; write it again"
-        )
-    if declared > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):  # a true size, but too large
-        raise FlashbackError(
-            f"{path}: '{key}' needs {declared / 2**30:.1f} GiB of memory, but this machine has {memory / 2**30:.1f}"
-        )
+    require(
+        declared == info.file_size <= growth * path.stat().st_size,
+        f"{path}: '{key}' declares {declared} bytes of shape {shape}, which the file cannot contain; write it again",
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    require(
+        declared <= memory,  # a true size may be too large
+        f"{path}: '{key}' needs {declared / 2**30:.1f} GiB of memory, but this machine has {memory / 2**30:.1f}",
+    )
     with archive.open(info) as stream:
         array: Array = npy.read_array(stream, allow_pickle=False)
     return array
@@ -115,28 +133,30 @@ def _check_layout(key: str, shape: tuple[int, ...], dtype: np.dtype[np.generic],
         raise FlashbackError(f"{path}: '{key}' is {dtype} {list(shape)}; it must be {required}, and not empty")
 
 
-def from_arrays(
-    arrays: Iterable[Array], path: Path | str, classes: int | None, class_names: Sequence[str] | None = None
-) -> RawDataset:
+def from_arrays(arrays: Mapping[str, Array], source: Path | str, classes: int | None) -> RawDataset:
     """Make a dataset of images [n, H, W] or [n, H, W, C] and labels, after checking that they fit together."""
-    x_train, y_train, x_test, y_test = arrays
-    x_train, x_test = (x if x.ndim == 4 else x[..., None] for x in (x_train, x_test))
+    x_train, x_test = (x if x.ndim == 4 else x[..., None] for x in (arrays["x_train"], arrays["x_test"]))
+    y_train, y_test = arrays["y_train"], arrays["y_test"]
     classes = classes or len(np.unique(y_train))
-    if x_train.shape[1:] != x_test.shape[1:]:
-        raise FlashbackError(
-            f"{path}: training images are {list(x_train.shape[1:])} but test images {list(x_test.shape[1:])}; "
-            "make them equal"
-        )
+    names = tuple(arrays.get(NAMES, np.arange(classes).astype(str)).tolist())
+    require(
+        x_train.shape[1:] == x_test.shape[1:],
+        f"{source}: training images are {list(x_train.shape[1:])} but test images {list(x_test.shape[1:])}; "
+        "make them equal",
+    )
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        require(len(x) == len(y), f"{path}: x_{part} has {len(x)} images but y_{part} {len(y)} labels; they must match")
-        if y.min() < 0 or y.max() >= classes:
-            raise FlashbackError(
-                f"{path}: y_{part} has labels from {y.min()} to {y.max()}; {classes} classes have labels "
-                f"0 to {classes - 1}, each with training images"
-            )
-    names = tuple(map(str, range(classes))) if class_names is None else tuple(class_names)
-    if len(names) != classes:
-        raise FlashbackError(f"{path}: {NAMES} has {len(names)} entries for {classes} classes; name each label once")
+        require(
+            len(x) == len(y), f"{source}: x_{part} has {len(x)} images but y_{part} {len(y)} labels; they must match"
+        )
+        require(
+            y.min() >= 0 and y.max() < classes,
+            f"{source}: y_{part} has labels from {y.min()} to {y.max()}; {classes} classes have labels "
+            f"0 to {classes - 1}, each with training images",
+        )
+    require(
+        len(names) == classes,
+        f"{source}: {NAMES} has {len(names)} entries for {classes} classes; name each label once",
+    )
     y_train, y_test = y_train.astype(np.int64), y_test.astype(np.int64)
     height, width, channels = x_train.shape[1:]
     return RawDataset(
@@ -173,11 +193,10 @@ def _read_cifar(path: Path, train: list[str], test: str, label_bytes: int, class
         records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(-1, record)
         arrays.append(records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         arrays.append(records[:, label_bytes - 1])
-    return from_arrays(arrays, path, classes)
+    return from_arrays(dict(zip(KEYS, arrays, strict=True)), path, classes)
 
 
 def _tar_members(path: Path, names: set[str], record: int) -> dict[str, bytes]:
-    """Read members of a .tar.gz in one pass; each must be a whole number of records."""
     contents: dict[str, bytes] = {}
     with reading(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:

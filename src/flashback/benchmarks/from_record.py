@@ -1,13 +1,11 @@
 """Rebuild a benchmark from the record of a run; its images are loaded only when used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from itertools import accumulate
 from typing import Any
 
+from flashback.benchmarks.splits import consecutive
 from flashback.benchmarks.tasks import Benchmark, Images, Task
 from flashback.config import build
 from flashback.errors import require
@@ -17,6 +15,7 @@ DATA = "data"  # the key in run.json
 
 def describe_data(benchmark: Benchmark) -> dict[str, Any]:
     """The entry `data` of run.json; name, class order, task sizes and checksum are stored beside it."""
+    revisited = [list(task.revisited) for task in benchmark.tasks]
     return {
         "dataset": benchmark.dataset,
         "image_shape": list(benchmark.image_shape),
@@ -25,13 +24,12 @@ def describe_data(benchmark: Benchmark) -> dict[str, Any]:
         "class_names": list(benchmark.class_names),
         "training_images": [len(task.train) for task in benchmark.tasks],
         "test_images": [len(task.test) for task in benchmark.tasks],
+        **({"revisited": revisited} if any(revisited) else {}),
     }
 
 
 @dataclass(frozen=True)
 class DataRecord:
-    """What run.json says about its benchmark."""
-
     name: str
     dataset: str
     order: tuple[int, ...]
@@ -43,6 +41,12 @@ class DataRecord:
     class_names: tuple[str, ...]
     training_images: tuple[int, ...]  # of each task
     test_images: tuple[int, ...]
+    revisited: tuple[tuple[int, ...], ...] = ()  # known classes of each task, if any come again
+
+    @property
+    def tasks(self) -> list[tuple[range, tuple[int, ...]]]:
+        """The new and the known classes of each task."""
+        return list(zip(consecutive(self.sizes), self.revisited or [()] * len(self.sizes), strict=True))
 
     def is_consistent(self) -> bool:
         return (
@@ -51,30 +55,27 @@ class DataRecord:
             and sorted(self.order) == list(range(len(self.class_names)))
             and 0 < sum(self.sizes) <= len(self.order)
             and len(self.training_images) == len(self.test_images) == len(self.sizes)
-            and min(self.image_shape + self.sizes + self.training_images + self.test_images) >= 1
+            and len(self.revisited) in (0, len(self.sizes))
+            and min(self.image_shape + self.training_images + self.test_images) >= 1
+            and min(self.sizes) >= 0
+            and all(len(new) + len(known) >= 1 for new, known in self.tasks)
+            and all(set(known) <= set(range(new.start)) for new, known in self.tasks)
             and min(self.std) > 0
         )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class RecordedBenchmark(Benchmark):
-    """A benchmark whose images may be missing."""
-
-    shape: tuple[int, int, int]
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.shape
-
-
 class LazyImages(Images):
-    """Images that are loaded on first use; their number is known before."""
+    """Images that are loaded on first use; their number and shape are known before."""
 
-    def __init__(self, count: int, load: Callable[[], Images]) -> None:
-        self.__dict__.update(count=count, load=load)
+    def __init__(self, count: int, image_shape: tuple[int, ...], load: Callable[[], Images]) -> None:
+        self.__dict__.update(count=count, known_shape=image_shape, load=load)
 
     def __len__(self) -> int:
         return int(self.__dict__["count"])
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return tuple(self.__dict__["known_shape"])
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("x", "y"):
@@ -89,23 +90,23 @@ def benchmark_from_record(run: Mapping[str, Any], load: Callable[[], Benchmark])
     if DATA not in run:
         return None
     record, load = _read(run), cache(load)
-    channels, height, width = record.image_shape
+    shape = record.image_shape
 
-    def task(index: int, stop: int) -> Task:
-        train = LazyImages(record.training_images[index], lambda: load().tasks[index].train)
-        test = LazyImages(record.test_images[index], lambda: load().tasks[index].test)
-        return Task(index, range(stop - record.sizes[index], stop), train, test)
+    def task(index: int, classes: range, revisited: tuple[int, ...]) -> Task:
+        train = LazyImages(record.training_images[index], shape, lambda: load().tasks[index].train)
+        test = LazyImages(record.test_images[index], shape, lambda: load().tasks[index].test)
+        return Task(index, classes, train, test, revisited)
 
-    tasks = tuple(task(index, stop) for index, stop in enumerate(accumulate(record.sizes)))
+    tasks = tuple(task(index, *classes) for index, classes in enumerate(record.tasks))
     described = (record.name, record.dataset, record.order, tasks, record.mean, record.std, record.class_names)
-    return RecordedBenchmark(*described, record.checksum, shape=(channels, height, width))
+    return Benchmark(*described, record.checksum)
 
 
 def _read(run: Mapping[str, Any]) -> DataRecord:
     keys = {"name": "benchmark", "order": "class_order", "sizes": "task_sizes", "checksum": "data_checksum"}
     values = {name: run[key] for name, key in keys.items() if key in run}
     values |= run[DATA] if isinstance(run[DATA], Mapping) else {}
-    missing = [field.name for field in fields(DataRecord) if field.name not in values]
+    missing = [field.name for field in fields(DataRecord) if field.name not in values and field.default is MISSING]
     require(not missing, f"run.json lacks the {', '.join(missing)} of the data; it was changed")
     record = build(DataRecord, values, f"run.json: {DATA}.")
     require(record.is_consistent(), f"the entries of run.json under '{DATA}' contradict each other; it was changed")

@@ -1,11 +1,11 @@
 """Load a benchmark: find the images, order the classes, split them into tasks."""
 
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,20 @@ import torch
 
 from flashback.benchmarks.arrays import KEYS, read_mapping, read_npz
 from flashback.benchmarks.image_files import read_folder
+from flashback.benchmarks.rotation import rotated
 from flashback.benchmarks.specs import BENCHMARKS, Dataset, Spec
-from flashback.benchmarks.splits import Order, Sizes, class_order, has_names, read_sizes, task_ranges, task_sizes
-from flashback.benchmarks.tasks import Array, Benchmark, Images, RawDataset, RawSplit, Task, data_folder, printable
-from flashback.errors import FlashbackError, require, warn_once
+from flashback.benchmarks.splits import (
+    Order,
+    Sizes,
+    class_order,
+    consecutive,
+    has_names,
+    read_sizes,
+    task_ranges,
+    task_sizes,
+)
+from flashback.benchmarks.tasks import Array, Benchmark, Images, RawDataset, RawSplit, Task, data_folder
+from flashback.errors import FlashbackError, printable, require, warn_once
 
 PLACEHOLDER_SIDE = 16  # every backbone can halve it three times
 IN_MEMORY = "arrays"  # the name of a benchmark made of arrays in memory
@@ -46,6 +56,7 @@ def load_benchmark(
         order: The class order: "identity", a number that seeds a permutation, "seed" for the seed of the run, or a
             list that names each class once, by label or by class name. Default: that of the benchmark.
         sizes: The number of classes of each task: a list, a number for equal tasks, or a text such as "50+5x10".
+            A benchmark whose classes come again has fixed tasks and takes none.
         validation: The fraction of the training images of each class that replaces the test images.
         seed: Selects the validation images, and the class order if `order` is "seed".
         download: Whether missing files may be downloaded.
@@ -62,16 +73,24 @@ def load_benchmark(
     spec, raw = _choose(name, sizes, data)
     dataset = spec.dataset
     order = spec.order if order is None else order
-    if has_names(order) and not dataset.class_names:
-        raw = raw or load_dataset(dataset, data, download)
-    by_label = dataset.class_names or (raw.class_names if raw else None)
+    by_label = dataset.class_names or None
+    if has_names(order) and by_label is None:
+        raw = load_dataset(dataset, data, download)
+        by_label = raw.class_names
     labels = class_order(order, dataset.classes, seed, by_label)
-    ranges = _first(tasks, task_ranges(spec.sizes if sizes is None else sizes, dataset.classes))
+    require(
+        sizes is None or not spec.again,
+        f"the tasks of {spec.name} are fixed, as its classes come again; leave benchmark.sizes out",
+    )
+    ranges = consecutive(spec.sizes) if sizes is None else task_ranges(sizes, dataset.classes)
+    count = len(ranges)
+    fits = tasks is None or 1 <= tasks <= count
+    require(fits, f"the benchmark has {count} tasks, not {tasks}; give a number from 1 to {count}")
     raw = raw or load_dataset(dataset, data, download)
     raw = _without_images(raw) if labels_only else raw
-    names = [(dataset.class_names or raw.class_names)[label] for label in labels]
-    made = tuple(_tasks(_split(raw, validation, seed), labels, ranges, names))
-    mean, std = (dataset.mean, dataset.std) if dataset.mean else _measure(made[0].train.x)
+    names = [(by_label or raw.class_names)[label] for label in labels]
+    made = tuple(islice(_tasks(spec, _split(raw, validation, seed), labels, ranges, names), tasks))
+    mean, std = (dataset.mean, dataset.std) if dataset.mean else measure_channels(made[0].train.x)
     return Benchmark(
         *(spec.name, dataset.name, labels, made, mean, std, tuple(names), raw.checksum),
         validation=float(validation),
@@ -88,11 +107,11 @@ def missing_data(name: str, data: str | Path | None = None) -> str | None:
     dataset = BENCHMARKS[name].dataset
     if find_files(dataset, data) is not None:
         return None
-    return missing_message(dataset, data) + (f", or let a run download them from {dataset.url}" if dataset.url else "")
+    missing = missing_message(dataset, data_folder(data))
+    return missing + (f", or let a run download them from {dataset.url}" if dataset.url else "")
 
 
 def fetch_data(name: str, data: str | Path | None = None) -> Path:
-    """The path of the data of a benchmark, downloaded if missing."""
     _check_folder(data)
     return fetch_files(BENCHMARKS[name].dataset, data) if name in BENCHMARKS else _find_path(name, data)
 
@@ -122,41 +141,27 @@ def _find_path(name: str, data: str | Path | None) -> Path:
 def _choose(
     name: str | Path | Mapping[str, Any], sizes: Sizes | None, data: str | Path | None
 ) -> tuple[Spec, RawDataset | None]:
-    """The specification of a benchmark, and its data unless it is a registered one."""
+    if isinstance(name, str | Path) and str(name) in BENCHMARKS:
+        return BENCHMARKS[str(name)], None
+    read: Callable[[], RawDataset]
     if isinstance(name, Mapping):
-        return _spec_of(IN_MEMORY, read_mapping(name, "the mapping"), _required(sizes, "a mapping of arrays"))
-    if not isinstance(name, str | Path):
+        source, title, read = "a mapping of arrays", IN_MEMORY, partial(read_mapping, name, "the mapping")
+    elif isinstance(name, str | Path):
+        path = _find_path(str(name), data)
+        source, title = printable(path), path.stem
+        read = partial(read_npz if path.suffix == ".npz" or path.is_file() else read_folder, path)
+    else:
         raise FlashbackError(
             f"fb.load_benchmark takes a name, a path or a mapping of {', '.join(KEYS)}, not {type(name).__name__}"
         )
-    if str(name) in BENCHMARKS:
-        return BENCHMARKS[str(name)], None
-    path = _find_path(str(name), data)
-    parsed = _required(sizes, printable(path))
-    read = read_npz if path.suffix == ".npz" or path.is_file() else read_folder
-    return _spec_of(path.stem, read(path), parsed)
-
-
-def _required(sizes: Sizes | None, source: str) -> Sizes:
     if sizes is None:
         raise FlashbackError(
             f"{source} has no information about tasks; give their sizes, such as --set benchmark.sizes=2 (in Python "
             "sizes=2) for two classes a task, or [4,2,2] for three tasks"
         )
-    return read_sizes(sizes)
-
-
-def _spec_of(name: str, raw: RawDataset, sizes: Sizes) -> tuple[Spec, RawDataset]:
-    dataset = Dataset(name, len(raw.class_names), raw.image_shape, (), (), (), lambda path: raw)
-    return Spec(name, dataset, task_sizes(sizes, dataset.classes)), raw
-
-
-def _first(count: int | None, ranges: list[range]) -> list[range]:
-    if count is not None and not 1 <= count <= len(ranges):
-        raise FlashbackError(
-            f"the benchmark has {len(ranges)} tasks, not {count}; give a number from 1 to {len(ranges)}"
-        )
-    return ranges[:count]
+    parsed, raw = read_sizes(sizes), read()
+    dataset = Dataset(title, len(raw.class_names), raw.image_shape, (), (), (), lambda path: raw, raw.class_names)
+    return Spec(title, dataset, task_sizes(parsed, dataset.classes)), raw
 
 
 def _without_images(raw: RawDataset) -> RawDataset:
@@ -194,23 +199,45 @@ def _held_out(labels: Array, fraction: float, seed: int) -> Array:
     return mask
 
 
-def _tasks(parts: tuple[Part, Part], order: Sequence[int], ranges: list[range], names: Sequence[str]) -> Iterator[Task]:
+def _tasks(
+    spec: Spec, parts: tuple[Part, Part], order: Sequence[int], ranges: list[range], names: Sequence[str]
+) -> Iterator[Task]:
     position = np.argsort(np.array(order))  # label -> position in the order
+    occurrences = (0, *spec.again)  # tasks since the first one of a class
+    first = np.repeat(np.arange(len(ranges)), [len(classes) for classes in ranges])  # task of each column
+    labels = [position[split.labels[rows]] for split, rows in parts]
+    turns = _turns(labels[0], len(occurrences))
     for index, classes in enumerate(ranges):
-        chosen = [rows[np.isin(split.labels[rows], order[classes.start : classes.stop])] for split, rows in parts]
-        columns = [position[split.labels[rows]] for (split, _), rows in zip(parts, chosen, strict=True)]
-        absent, untested = (sorted(set(classes) - set(present.tolist())) for present in columns)
+        age = [index - first[present] for present in labels]
+        masks = np.take(occurrences, turns) == age[0], np.isin(age[1], occurrences)
+        chosen = [rows[mask] for (_, rows), mask in zip(parts, masks, strict=True)]
+        columns = [present[mask] for present, mask in zip(labels, masks, strict=True)]
+        revisited = tuple(column for column in range(classes.start) if index - first[column] in spec.again)
+        absent, untested = (sorted({*revisited, *classes} - set(present.tolist())) for present in columns)
         if absent:
             raise FlashbackError(f"task {index + 1} has no training images of class '{names[absent[0]]}'; add some")
-        require(len(untested) != len(classes), f"task {index + 1} has no test images; add some or give other sizes")
+        has_tests = len(untested) != len(classes) + len(revisited)
+        require(has_tests, f"task {index + 1} has no test images; add some or give other sizes")
         if untested:
             listed = ", ".join(f"'{names[place]}'" for place in untested)
             warn_once(f"task {index + 1} has no test images of {listed}, so its accuracy ignores them")
         loaded = [split.load(rows) for (split, _), rows in zip(parts, chosen, strict=True)]
-        yield Task(index, classes, *(Images(x, torch.from_numpy(y)) for x, y in zip(loaded, columns, strict=True)))
+        if spec.degrees:
+            loaded = [rotated(images, spec.degrees[index]) for images in loaded]
+        train, test = (Images(x, torch.from_numpy(y)) for x, y in zip(loaded, columns, strict=True))
+        yield Task(index, classes, train, test, revisited)
 
 
-def _measure(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _turns(labels: Array, count: int) -> Array:
+    """Split the rows of each class into `count` equal parts, in their order; returns the part of each row."""
+    turns = np.zeros(len(labels), int)
+    for label in np.unique(labels) if count > 1 else ():
+        rows = np.flatnonzero(labels == label)
+        turns[rows] = np.arange(len(rows)) * count // len(rows)
+    return turns
+
+
+def measure_channels(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of the first task: later tasks are unknown when learning starts."""
     sample = x[:: -(-len(x) // MEASURED_IMAGES)]
     counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)  # how often each channel has each value
@@ -224,7 +251,6 @@ def _measure(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def load_dataset(dataset: Dataset, data: str | Path | None, download: bool) -> RawDataset:
-    """Read a dataset and check it against its description."""
     folder, files = data_folder(data), fetch_files(dataset, data, download)
     is_npz = files == folder / f"{dataset.name}.npz"
     raw = read_npz(files, dataset.classes) if is_npz else dataset.read(files)
@@ -239,29 +265,26 @@ def load_dataset(dataset: Dataset, data: str | Path | None, download: bool) -> R
 
 
 def find_files(dataset: Dataset, data: str | Path | None) -> Path | None:
-    """The path of a dataset: the .npz of its name, else the official file or folder; None if there is neither."""
     folder = data_folder(data)
     paths = [folder / name for name in (f"{dataset.name}.npz", *dataset.files)]
     return next((path for path in paths if path.is_file() or path.is_dir()), None)
 
 
-def fetch_files(dataset: Dataset, data: str | Path | None, download: bool = True) -> Path:
-    """Like `find_files`, but download what is missing."""
-    return find_files(dataset, data) or _download(dataset, data_folder(data), allowed=download)
-
-
-def missing_message(dataset: Dataset, data: str | Path | None) -> str:
+def missing_message(dataset: Dataset, folder: Path) -> str:
     files = " or ".join((f"{dataset.name}.npz", *dataset.files))
-    missing = f"the data of {dataset.name} are missing; put {files} into {data_folder(data)} (or name another folder)"
-    pickled = sorted(data_folder(data).glob(f"{dataset.name.replace('cifar', 'cifar-')}-*py*"))  # torchvision's layout
+    missing = f"the data of {dataset.name} are missing; put {files} into {folder} (or name another folder)"
+    pickled = sorted(folder.glob(f"{dataset.name.replace('cifar', 'cifar-')}-*py*"))  # torchvision's layout
     return missing + (f"; {pickled[0].name} is there, but pickled, and data are never unpickled" if pickled else "")
 
 
-def _download(dataset: Dataset, folder: Path, allowed: bool) -> Path:
+def fetch_files(dataset: Dataset, data: str | Path | None, download: bool = True) -> Path:
+    if path := find_files(dataset, data):
+        return path
     import pooch
 
+    folder = data_folder(data)
     missing = missing_message(dataset, folder)
-    if not (allowed and dataset.url):
+    if not (download and dataset.url):
         raise FlashbackError(missing)
     pooch.get_logger().setLevel("WARNING")  # the progress bar shows the address and the size
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,30 @@ class Spec:
     name: str
     dataset: Dataset
     sizes: tuple[int, ...]
+    written_sizes: str = ""  # such as 50 + 5x10
     order: str = "identity"
+    again: tuple[int, ...] = ()  # so many tasks after their first one the classes of a task come again
+    degrees: tuple[int, ...] = ()  # by which the images of each task are rotated
 
 
-def _read_dataset(name: str, entry: dict[str, Any]) -> Dataset:
+PACKAGE = Path(__file__).parent
+BENCHMARKS: Registry[Spec] = Registry("benchmark")
+TERM = re.compile(r"(?:(?P<count>\d{1,5})\s*x\s*)?(?P<size>\d{1,5})")  # 5x10: five tasks of ten; 50: one of fifty
+MOST_TASKS = 10_000
+
+
+def parse_sizes(text: str) -> tuple[int, ...] | None:
+    """The task sizes of a text such as 50+5x10; None if it is not of that form."""
+    terms = [TERM.fullmatch(term.strip()) for term in text.split("+")]
+    counts = [(int(term["count"] or 1), int(term["size"])) for term in terms if term is not None]
+    if len(counts) < len(terms) or not 1 <= sum(count for count, _ in counts) <= MOST_TASKS:
+        return None
+    return tuple(size for count, size in counts for _ in range(count))
+
+
+def _register(dataset: str, entry: dict[str, Any]) -> None:
     module, function = entry.pop("read").split(".")
+    benchmarks = entry.pop("benchmarks")
 
     def read(path: Path) -> RawDataset:  # imported when it is called: a list of the benchmarks needs no torch
         raw: RawDataset = getattr(import_module(f"flashback.benchmarks.{module}"), function)(path)
@@ -52,28 +71,15 @@ def _read_dataset(name: str, entry: dict[str, Any]) -> Dataset:
 
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
     values["files"] = tuple(file.format(package=PACKAGE) for file in entry["files"])
-    return Dataset(name, read=read, **values)
+    described = Dataset(dataset, read=read, **values)
+    for name, split in benchmarks.items():
+        sizes = split.pop("sizes")
+        more: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in split.items()}
+        BENCHMARKS.register(name)(Spec(name, described, parse_sizes(sizes) or (), sizes, **more))
 
 
-PACKAGE = Path(__file__).parent
-_ENTRIES = tomllib.loads((PACKAGE / "datasets.toml").read_text(encoding="utf-8"))
-DATASETS = {name: _read_dataset(name, entry) for name, entry in _ENTRIES.items()}
-BENCHMARKS: Registry[Spec] = Registry("benchmark")
-
-# B0 tasks are all equal; B50 learns half of the classes first. iCaRL's successors report on the order of seed 1993.
-for name, dataset, sizes, *order in (
-    ("split-fashion-mini", "fashion_mini", (2,) * 5),
-    ("split-cifar10", "cifar10", (2,) * 5),
-    ("split-cifar100", "cifar100", (10,) * 10),
-    ("split-tinyimagenet", "tinyimagenet", (20,) * 10),
-    ("cifar100-b0-10", "cifar100", (10,) * 10, "1993"),
-    ("cifar100-b50-10", "cifar100", (50, *(10,) * 5), "1993"),
-    ("cifar100-b50-5", "cifar100", (50, *(5,) * 10), "1993"),
-    ("cifar100-b50-2", "cifar100", (50, *(2,) * 25), "1993"),
-    ("imagenet100-b0-10", "imagenet100", (10,) * 10, "1993"),
-    ("imagenet100-b50-10", "imagenet100", (50, *(10,) * 5), "1993"),
-):
-    BENCHMARKS.register(name)(Spec(name, DATASETS[dataset], sizes, *order))
+for _dataset, _entry in tomllib.loads((PACKAGE / "datasets.toml").read_text(encoding="utf-8")).items():
+    _register(_dataset, _entry)
 
 
 def canonical_name(name: str) -> str:
@@ -83,17 +89,15 @@ def canonical_name(name: str) -> str:
 
 def describe_benchmarks() -> list[dict[str, str | int]]:
     """List all benchmarks: name, dataset, tasks, classes, sizes such as `50 + 5x10`, image size, default order."""
-    return [_describe(BENCHMARKS[name]) for name in BENCHMARKS]
-
-
-def _describe(spec: Spec) -> dict[str, str | int]:
-    runs = [(size, len(list(run))) for size, run in groupby(spec.sizes)]
-    return {
-        "name": spec.name,
-        "dataset": spec.dataset.name,
-        "tasks": len(spec.sizes),
-        "classes": spec.dataset.classes,
-        "sizes": " + ".join(f"{count}x{size}" if count > 1 else str(size) for size, count in runs),
-        "image": "x".join(str(length) for length in (*spec.dataset.image[1:], spec.dataset.image[0])),
-        "order": spec.order,
-    }
+    return [
+        {
+            "name": spec.name,
+            "dataset": spec.dataset.name,
+            "tasks": len(spec.sizes),
+            "classes": spec.dataset.classes,
+            "sizes": spec.written_sizes,
+            "image": "x".join(str(length) for length in (*spec.dataset.image[1:], spec.dataset.image[0])),
+            "order": spec.order,
+        }
+        for spec in map(BENCHMARKS.__getitem__, BENCHMARKS)
+    ]

@@ -1,8 +1,5 @@
 """How the classes of a dataset become tasks: the order in which they are learned, and the size of each task."""
 
-from __future__ import annotations
-
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -12,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from flashback.benchmarks.specs import BENCHMARKS
+from flashback.benchmarks.specs import BENCHMARKS, parse_sizes
 from flashback.config import BenchmarkConfig
-from flashback.errors import FlashbackError, abbreviate, unknown
+from flashback.errors import FlashbackError, abbreviate, printable, shorten, unknown
 
 Order = str | int | Sequence[int | str]
 RUN_SEED = "seed"  # drawn with the seed of the run: another order for each seed, the same for both arms
 Sizes = Sequence[int] | int | str
-TERM = re.compile(r"(?:(?P<count>\d{1,5})\s*x\s*)?(?P<size>\d{1,5})")  # 5x10: five tasks of ten; 50: one of fifty
-MOST_TASKS = 10_000
 
 
 def class_order(order: Order, classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> tuple[int, ...]:
@@ -47,7 +42,6 @@ def class_order(order: Order, classes: int, seed: int = 0, class_names: Sequence
 
 
 def has_names(order: object) -> bool:
-    """Whether an order is a list with class names in it."""
     return isinstance(order, Sequence) and not isinstance(order, str) and any(isinstance(x, str) for x in order)
 
 
@@ -71,8 +65,8 @@ def _permutation(seed: str | int, classes: int) -> tuple[int, ...]:
         generator = np.random.RandomState(int(seed))
     except ValueError:
         raise FlashbackError(
-            f"the class order '{seed}' is unknown; give 'identity', a seed from 0 to 4294967295 such as 1993, "
-            "'seed' for that of the run, or a list of labels or class names"
+            f"the class order '{shorten(str(seed))}' is unknown; give 'identity', a seed from 0 to 4294967295 such as "
+            "1993, 'seed' for that of the run, or a list of labels or class names"
         ) from None
     return tuple(generator.permutation(classes).tolist())
 
@@ -85,28 +79,14 @@ def imagenet100_classes() -> list[int]:
 def read_sizes(sizes: Sizes) -> tuple[int, ...] | int:
     """Parse a list of sizes, a text such as 50+5x10, or a number, which stands for equal tasks."""
     if isinstance(sizes, str):
-        return _parse(sizes)
-    if not all(_is_integer(size) for size in (sizes if isinstance(sizes, Sequence) else [sizes])):
-        raise _invalid(sizes)
-    return tuple(int(size) for size in sizes) if isinstance(sizes, Sequence) else int(sizes)
-
-
-def _parse(text: str) -> tuple[int, ...] | int:
-    terms = [TERM.fullmatch(term.strip()) for term in text.split("+")]
-    counts = [(int(term["count"] or 1), int(term["size"])) for term in terms if term is not None]
-    if len(counts) < len(terms) or not 1 <= sum(count for count, _ in counts) <= MOST_TASKS:
-        raise _invalid(text)
-    if text.strip().isdecimal():
-        return counts[0][1]
-    return tuple(size for count, size in counts for _ in range(count))
-
-
-def _is_integer(size: object) -> bool:
-    return isinstance(size, Integral) and not isinstance(size, bool)
-
-
-def _invalid(sizes: object) -> FlashbackError:
-    return FlashbackError(
+        parsed = parse_sizes(sizes)
+        if parsed:
+            return parsed[0] if sizes.strip().isdecimal() else parsed
+    elif isinstance(sizes, Integral) and not isinstance(sizes, bool):
+        return int(sizes)
+    elif isinstance(sizes, Sequence) and all(isinstance(n, Integral) and not isinstance(n, bool) for n in sizes):
+        return tuple(int(size) for size in sizes)
+    raise FlashbackError(
         "the task sizes (benchmark.sizes) are a list such as [4, 3, 3], a number such as 2 for equal tasks of two "
         f"classes, or a text such as 5x2 or 50+5x10, not {abbreviate(sizes)}"
     )
@@ -126,21 +106,21 @@ def task_sizes(sizes: Sizes, classes: int) -> tuple[int, ...]:
 
 
 def task_ranges(sizes: Sizes, classes: int) -> list[range]:
-    """The contiguous range of classes of each task."""
     sizes = task_sizes(sizes, classes)
     if not sizes or min(sizes) < 1 or sum(sizes) != classes:
         raise FlashbackError(
             f"the task sizes {list(sizes)} sum to {sum(sizes)}, but the dataset has {classes} classes; "
             "give positive sizes that sum to the number of classes"
         )
+    return consecutive(sizes)
+
+
+def consecutive(sizes: Sequence[int]) -> list[range]:
     return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def resolve_benchmark(values: Mapping[str, Any], data: str | Path | None = None) -> Mapping[str, Any]:
-    """Return a configuration whose benchmark.sizes is a list and whose benchmark.order has labels instead of names.
-
-    Only equal tasks and class names need the data; of the user's own files only the labels are read.
-    """
+    """Turn benchmark.sizes into a list and class names in benchmark.order into labels; only then are data needed."""
     section = values.get("benchmark")
     if not isinstance(section, Mapping):
         return values
@@ -148,26 +128,23 @@ def resolve_benchmark(values: Mapping[str, Any], data: str | Path | None = None)
     sizes = section.get("sizes")
     if sizes is not None and not isinstance(sizes, list | tuple):
         parsed = read_sizes(sizes)
-        resolved["sizes"] = list(task_sizes(parsed, _count_classes(name, data)) if isinstance(parsed, int) else parsed)
+        if isinstance(parsed, int):
+            known = BENCHMARKS[name].dataset.classes if name in BENCHMARKS else len(_class_names(name, data))
+            parsed = task_sizes(parsed, known)
+        resolved["sizes"] = list(parsed)
     if (order := section.get("order")) is not None and has_names(order):
         names = _class_names(name, data)
         resolved["order"] = list(class_order(order, len(names), class_names=names))
     return {**values, "benchmark": resolved}
 
 
-def _count_classes(benchmark: str, data: str | Path | None) -> int:
-    return BENCHMARKS[benchmark].dataset.classes if benchmark in BENCHMARKS else len(_class_names(benchmark, data))
-
-
 def _class_names(benchmark: str, data: str | Path | None) -> Sequence[str]:
     from flashback.benchmarks.arrays import npz_class_names
     from flashback.benchmarks.image_files import class_folders
     from flashback.benchmarks.load import fetch_data, load_dataset
-    from flashback.benchmarks.tasks import printable
 
     if benchmark in BENCHMARKS:
         dataset = BENCHMARKS[benchmark].dataset
         return dataset.class_names or load_dataset(dataset, data, download=True).class_names
     path = fetch_data(benchmark, data)
-    folders = [printable(name) for name in class_folders(path / "train")] if path.is_dir() else None
-    return npz_class_names(path) if folders is None else folders
+    return [printable(name) for name in class_folders(path / "train")] if path.is_dir() else npz_class_names(path)

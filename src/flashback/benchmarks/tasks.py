@@ -1,6 +1,4 @@
-"""Labelled images as read from files, and benchmarks: sequences of tasks that each add new classes."""
-
-from __future__ import annotations
+"""Labelled images as read from files, and benchmarks: sequences of tasks that add classes or show known ones again."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, printable
 
 Array = npt.NDArray[Any]
 SMALL_SIDE = 64  # images up to this side are stored and cropped like those of CIFAR and Tiny ImageNet
@@ -33,22 +31,28 @@ class Images:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One group of new classes. Labels are positions in the class order, so the classes of a task are contiguous.
+    """A group of classes. Labels are positions in the class order, so the new classes of a task are contiguous.
 
     Attributes:
         index: The number of the task, from 0.
-        classes: The labels of its classes.
+        classes: The labels of its new classes; may be empty from the second task on.
         train: Its training images.
         test: Its test images.
+        revisited: The labels of the known classes that come again in this task.
     """
 
     index: int
     classes: range
     train: Images
     test: Images
+    revisited: tuple[int, ...] = ()
 
     @property
     def before(self) -> range:
@@ -62,13 +66,18 @@ class Task:
 
     @property
     def new(self) -> slice:
-        """The columns of the classes of this task."""
+        """The columns of the new classes of this task."""
         return slice(self.classes.start, self.classes.stop)
 
     @property
     def seen(self) -> slice:
         """The columns of all classes up to and including this task."""
         return slice(0, self.classes.stop)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The columns of all classes that this task has images of."""
+        return (*self.revisited, *self.classes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,6 +95,7 @@ class Benchmark:
         checksum: The sha256 of the data.
         validation: The fraction of the training images that replaces the test images.
         validation_seed: The seed that selected them; None without validation.
+        is_open: Whether more tasks may come than are known.
     """
 
     name: str
@@ -98,11 +108,12 @@ class Benchmark:
     checksum: str
     validation: float = field(default=0.0, kw_only=True)
     validation_seed: int | None = field(default=None, kw_only=True)
+    is_open: bool = field(default=False, kw_only=True)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
-        channels, height, width = self.tasks[0].train.x.shape[1:]
+        channels, height, width = self.tasks[0].train.image_shape
         return channels, height, width
 
     @property
@@ -136,8 +147,6 @@ class RawSplit:
 
 @dataclass(frozen=True, eq=False)
 class RawDataset:
-    """A dataset as read from files."""
-
     train: RawSplit
     test: RawSplit
     class_names: tuple[str, ...]  # by label
@@ -161,11 +170,6 @@ def reading(path: Path) -> Iterator[None]:
         raise FlashbackError(
             f"cannot read {printable(path)}: the file is damaged, truncated or of another kind ({reason})"
         ) from None
-
-
-def printable(name: str | Path) -> str:
-    r"""Escape what is not UTF-8 in a file name, so that it can be printed and written: `caf\udce9`."""
-    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def data_folder(data: str | Path | None) -> Path:

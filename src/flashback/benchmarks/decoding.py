@@ -1,0 +1,61 @@
+"""Decode one image of any size and kind into the pixels that a network takes."""
+
+from __future__ import annotations
+
+import io
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flashback.benchmarks.tasks import Array
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")  # of animations and multi-page files, the first frame
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
+
+
+def decode_image(content: bytes, image_shape: tuple[int, int, int] | None = None) -> Array:
+    """Decode the bytes of an image file, upright and without its transparency.
+
+    Args:
+        content: The bytes of the file.
+        image_shape: Channels (1 or 3), height and width to fit it to; None: three channels of its own size.
+
+    Returns:
+        The pixels, uint8 [C, H, W].
+
+    Raises:
+        ValueError: If it is no image, or has more than 8 bits a channel. Damaged files raise nearly every exception;
+            `reading` turns them into a sentence.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        file = Image.open(io.BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError:  # its message names the buffer
+        raise ValueError("no image of a known format") from None
+    with file:
+        if file.mode[0] in "IF":  # a conversion would clip values at 255
+            raise ValueError("more than 8 bits a channel; write it with 8")
+        with suppress(Exception):  # unreadable EXIF data are ignored; damaged pixels raise again below
+            if file.format != "TIFF":  # Pillow turns those itself
+                ImageOps.exif_transpose(file, in_place=True)
+        picture = file.convert("RGB")
+    return np.asarray(picture).transpose(2, 0, 1) if image_shape is None else fit_picture(picture, image_shape)
+
+
+def fit_picture(picture: Image.Image, image_shape: tuple[int, int, int]) -> Array:
+    """Cut the centre with the proportions of `image_shape` out of a picture and resize it, to uint8 [C, H, W]."""
+    from PIL import Image
+
+    channels, height, width = image_shape
+    picture = picture.convert("L" if channels == 1 else "RGB")
+    cut_width = min(picture.width, picture.height * width / height)
+    cut_height = min(picture.height, picture.width * height / width)
+    left, top = (picture.width - cut_width) / 2, (picture.height - cut_height) / 2
+    box = (left, top, left + cut_width, top + cut_height)
+    picture = picture.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(picture).reshape(height, width, channels).transpose(2, 0, 1)

@@ -1,0 +1,547 @@
+"""A model that goes on learning: every update adds images of new or known classes, and may be undone."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashback.benchmarks import Benchmark, Images, Task
+from flashback.benchmarks.image_lists import ListedImage, Shape
+from flashback.benchmarks.load import measure_channels
+from flashback.config import to_dict
+from flashback.errors import FlashbackError, printable, require
+from flashback.files import make_folder
+from flashback.hosts.base import HOSTS, Host
+from flashback.models.evaluation import FileEvaluation, evaluate_files
+from flashback.models.export import export_model
+from flashback.models.model import Model
+from flashback.models.prediction import Predictions, predict_files
+from flashback.models.sources import Collected, Source, collect, image_shape_for, list_parts
+from flashback.models.versions import ACCEPTED, REFUSED, ModelFolder, ModelSettings, PastTask, Version
+from flashback.recipes import config_from_dict, configure
+from flashback.seeds import seeded_generator
+from flashback.training.building import build_method, explaining_failures
+from flashback.training.checkpoints import Checkpoints, digest_of
+from flashback.training.environment import prepared_device, select_device, select_precision
+from flashback.training.result import History
+from flashback.training.trainer import Observer, RunState, Trainer
+
+BENCHMARK = "images"  # the name of the benchmark in the configuration of a model
+DEFAULT_HOST = "replay"  # keeps the memory balanced, and can learn known classes again
+DEFAULT_MOMENTUM = 0.9  # of the default host
+CPU_NET = "smallcnn"
+EPOCHS = 20
+UPDATE_RECORD = "update.json"
+
+
+class Learner:
+    """A model in a folder that learns new images whenever they come.
+
+    Args:
+        folder: The folder of the model; `Learner.create` makes one.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+
+    Raises:
+        FlashbackError: If the folder holds no model, or one of a newer version of this package.
+    """
+
+    def __init__(self, folder: str | Path, device: str | torch.device = "auto") -> None:
+        self.folder = ModelFolder(Path(folder).expanduser())
+        require(
+            self.folder.exists,
+            f"{printable(self.folder.path)} holds no model; `flashback learn` makes one, in Python fb.Learner.create",
+        )
+        self.settings = self.folder.settings()
+        self.config = config_from_dict(self.settings.config)
+        self.device = select_device(device)
+        self.skipped: dict[str, str] = {}  # why images of the last update could not be read, by path
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        *,
+        host: str = DEFAULT_HOST,
+        net: str | None = None,
+        memory: int | None = None,
+        flashback: bool = False,
+        image_size: int | None = None,
+        seed: int = 0,
+        holdout: float = 0.1,
+        held_out_per_class: int = 50,
+        settings: Mapping[str, Any] | None = None,
+        device: str | torch.device = "auto",
+    ) -> Learner:
+        """Make the folder of a model that has learned nothing yet.
+
+        Args:
+            folder: A folder that is new or empty.
+            host: The method that learns.
+            net: The network; None: a small one on a CPU, else one for the size of the images.
+            memory: How many images the method may keep; None: its default.
+            flashback: Whether updates are learned with flashback.
+            image_size: The side that images are resized to; None: chosen by the first images.
+            seed: Decides everything random.
+            holdout: The share of the images of each class that is held out to judge updates; 0 trains on all.
+            held_out_per_class: The most held-out images that are kept of a class.
+            settings: Further settings by dotted key, such as {"training.epochs": 40}.
+            device: "cpu", "cuda", or "auto" for a GPU if there is one.
+
+        Returns:
+            The learner.
+
+        Raises:
+            FlashbackError: If the folder holds a model or other files, or a setting is not valid.
+        """
+        require(0 <= holdout < 1, f"holdout is a share from 0 to below 1, not {holdout}")
+        require(held_out_per_class >= 1, f"held_out_per_class must be at least 1, not {held_out_per_class}")
+        require(image_size is None or image_size >= 8, f"image_size must be at least 8, not {image_size}")
+        device = select_device(device)
+        chosen: dict[str, Any] = {"training.epochs": EPOCHS}
+        chosen |= {"training.momentum": DEFAULT_MOMENTUM} if host == DEFAULT_HOST else {}
+        chosen |= {} if device.type == "cuda" else {"host.net": CPU_NET}
+        chosen |= {} if net is None else {"host.net": net}
+        chosen |= {} if memory is None else {"host.memory_size": memory}
+        config = configure(host, BENCHMARK, flashback=flashback, seed=seed, settings={**chosen, **(settings or {})})
+        require(
+            HOSTS[host].task_by_task, f"{host} needs all tasks at once, so it cannot go on learning; choose another"
+        )
+        path = Path(folder).expanduser()
+        model = ModelFolder(path)
+        model.check_free()
+        with model.lock():
+            model.check_free()
+            model.write_settings(ModelSettings(to_dict(config), image_size, holdout, held_out_per_class))
+        return cls(path, device)
+
+    # ------------------------------------------------------------ learning
+
+    def learn(
+        self,
+        images: Source,
+        *,
+        max_drop: float | None = None,
+        max_class_drop: float | None = None,
+        observers: Sequence[Observer] = (),
+        progress: bool = False,
+    ) -> Version:
+        """Learn images of new classes, of known classes, or of both, and judge the result.
+
+        An interrupted update is continued exactly by the same call.
+
+        Args:
+            images: A folder with one folder per class, an .npz, a .csv of paths and labels, a data set of torchvision
+                or Hugging Face, or a mapping of class names to arrays. A split into train and test is used; otherwise
+                a share of the images of each class is held out.
+            max_drop: Refuse the update if the known classes lose more than so many points of mean accuracy.
+            max_class_drop: Refuse it if one of them loses more than so many points.
+            observers: Functions that are called with every event of the training.
+            progress: Show a progress bar while images are read, if there is a terminal.
+
+        Returns:
+            The new version. It is in use if its `decision` is "accepted"; a refused one is kept, but nothing changes.
+
+        Raises:
+            FlashbackError: If there are no images to learn from, or the host cannot learn them.
+            Interrupted: If a signal stopped the update; the same call continues it.
+        """
+        with self.folder.lock():
+            return self._learn(images, (max_drop, max_class_drop), observers, progress)
+
+    def _learn(
+        self, source: Source, limits: tuple[float | None, float | None], observers: Sequence[Observer], progress: bool
+    ) -> Version:
+        recovered = self._recover()
+        listed, tests = list_parts(source)
+        shape = self._image_shape(listed)
+        collected = collect(listed, shape, self._known(), progress)
+        tested = collect(tests, shape, self._known(), progress) if tests else None
+        self.skipped = {**collected.skipped, **(tested.skipped if tested else {})}
+        content = digest_of([collected.digest(), tested.digest() if tested else None])
+        for version in (recovered, self._current()):
+            if version is not None and version.content == content:
+                return version  # these images are learned already
+        update = self._prepare(collected, tested, content)
+        self._begin(update)
+        trainer, seconds = self._train(update, observers)
+        version = self._judge(update, trainer.host, limits, seconds)
+        self.folder.add(version, trainer.state(), update.kept)
+        self._finish(version)
+        return version
+
+    def _recover(self) -> Version | None:
+        """Finish an update that was stopped after its version had been stored."""
+        record = self.folder.update / UPDATE_RECORD
+        number = self.folder.read(record).get("number") if record.exists() else None
+        if number not in self.folder.numbers():
+            return None
+        version = self.folder.version(number)
+        self._finish(version)
+        return version
+
+    def _known(self) -> tuple[str, ...]:
+        current = self._current()
+        return current.classes if current else ()
+
+    def _image_shape(self, images: Sequence[ListedImage]) -> Shape:
+        current = self._current()
+        if current is None:
+            return image_shape_for(images, self.settings.image_size)
+        channels, height, width = current.image_shape
+        return channels, height, width
+
+    def _prepare(self, collected: Collected, tested: Collected | None, content: str) -> Update:
+        parent, known, number = self._current(), self._known(), 1 + max(self.folder.numbers(), default=0)
+        new = collected.new(known)
+        classes = (*known, *new)
+        column = {name: k for k, name in enumerate(classes)}
+        labels = torch.tensor([column[name] for name in collected.names])
+        if tested is not None:
+            stray = sorted(set(tested.names) - set(classes))
+            require(
+                not stray, f"there are test images of '{stray[0] if stray else ''}' but no training images; add some"
+            )
+            train = Images(collected.x, labels)
+            held_out = Images(tested.x, torch.tensor([column[name] for name in tested.names], dtype=torch.int64))
+        else:
+            train, held_out = self._split(collected.x, labels, number)
+        revisited = tuple(sorted({int(label) for label in torch.unique(labels) if label < len(known)}))
+        earlier = self.folder.held_out(parent) if parent else Images(held_out.x[:0], held_out.y[:0])
+        kept = limited(joined(earlier, held_out), self.settings.held_out_per_class, self.config.seed, number)
+        mean, std = (parent.mean, parent.std) if parent else measure_channels(train.x)
+        tasks = (*(parent.tasks if parent else ()), PastTask(len(new), revisited))
+        settings = {key: value for key, value in self.settings.config.items() if key != "checkpoint"}
+        options = asdict(self.settings) | {"config": settings}
+        digest = digest_of([options, number, parent.digest if parent else None, content])
+        # Known classes are judged on images of earlier updates, so that wrong labels cannot hide what they spoil.
+        unjudged = ~torch.isin(held_out.y, earlier.y)
+        judged = joined(earlier, Images(held_out.x[unjudged], held_out.y[unjudged]))
+        return Update(
+            *(number, parent, classes, new, revisited, train, judged, kept, len(held_out), len(self.skipped)),
+            *(count_copies(train, joined(earlier, held_out)), mean, std, tasks, content, digest),
+        )
+
+    def _split(self, x: Tensor, labels: Tensor, number: int) -> tuple[Images, Images]:
+        """Hold out the same share of every class, at least one image of a class with two or more."""
+        share = self.settings.holdout
+        held_out = torch.zeros(len(labels), dtype=torch.bool)
+        for label in torch.unique(labels).tolist():
+            rows = torch.nonzero(labels == label).flatten()
+            count = max(1, round(share * len(rows))) if share and len(rows) > 1 else 0
+            order = torch.randperm(len(rows), generator=seeded_generator(self.config.seed, number, label, "held out"))
+            held_out[rows[order[:count]]] = True
+        return Images(x[~held_out], labels[~held_out]), Images(x[held_out], labels[held_out])
+
+    def _begin(self, update: Update) -> None:
+        """Note down what is being learned; an unfinished update of the same images goes on."""
+        folder, record = self.folder.update, self.folder.update / UPDATE_RECORD
+        if record.exists():
+            require(
+                self.folder.read(record).get("digest") == update.digest,
+                f"{printable(folder)} holds an unfinished update with other images; repeat its command to finish it, "
+                "or remove that folder to drop it",
+            )
+        else:
+            make_folder(folder)
+            self.folder.write(record, {"number": update.number, "digest": update.digest})
+
+    def _train(self, update: Update, observers: Sequence[Observer]) -> tuple[Trainer, float]:
+        precision = select_precision(self.config, self.device)
+        checkpoints = Checkpoints(self.folder.update / "checkpoint", self.config.checkpoint, run=update.digest)
+        started = time.monotonic()
+        with (
+            self._dropping_failed(checkpoints),
+            prepared_device(self.config, self.device, precision),
+            explaining_failures(),
+        ):
+            benchmark, state = update.benchmark(), checkpoints.load()
+            if state is None and update.parent is not None:
+                state = fresh(self.folder.state(update.parent))
+            method = build_method(self.config, benchmark, self.device, pretrained=state is None)
+            trainer = Trainer(method, benchmark, observers, checkpoints, precision)
+            if state is not None:
+                trainer.resume(state)
+            trainer.method.enter(benchmark.tasks[-1])  # refuses what the host cannot learn
+            with checkpoints.stop_on_signals():
+                trainer.run()
+        return trainer, time.monotonic() - started
+
+    @contextmanager
+    def _dropping_failed(self, checkpoints: Checkpoints) -> Iterator[None]:
+        """Drop an update that fails before its first checkpoint, so that another one may follow."""
+        try:
+            yield
+        except FlashbackError:
+            if not checkpoints.manifests():
+                shutil.rmtree(self.folder.update)
+            raise
+
+    def _judge(self, update: Update, host: Host, limits: tuple[float | None, float | None], seconds: float) -> Version:
+        images = update.judged
+        known = len(update.parent.classes) if update.parent else 0
+        before: dict[str, float] = {}
+        if update.parent is not None:
+            old = Images(images.x[images.y < known], images.y[images.y < known])
+            before = class_accuracies(self.load(update.parent.number).host, old, update.classes)
+        host.learned = host.task.classes.stop
+        after = class_accuracies(host.eval(), images, update.classes)
+        version = Version(
+            number=update.number,
+            parent=update.parent.number if update.parent else None,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            images=len(update.train),
+            held_out=update.held_out,
+            skipped=update.skipped,
+            copies=update.copies,
+            classes=update.classes,
+            new=update.new,
+            revisited=tuple(update.classes[column] for column in update.revisited),
+            judged={update.classes[label]: int((images.y == label).sum()) for label in torch.unique(images.y).tolist()},
+            before=before,
+            after=after,
+            decision=ACCEPTED,
+            reason="",
+            seconds=round(seconds, 1),
+            tasks=update.tasks,
+            image_shape=tuple(update.train.x.shape[1:]),
+            mean=update.mean,
+            std=update.std,
+            content=update.content,
+            digest=update.digest,
+        )
+        reason = reason_to_refuse(version, *limits)
+        return replace(version, decision=REFUSED, reason=reason) if reason else version
+
+    def _finish(self, version: Version) -> None:
+        if version.decision == ACCEPTED:
+            self.folder.set_current(version.number)
+        shutil.rmtree(self.folder.update)
+
+    # ------------------------------------------------------------ use
+
+    def _current(self) -> Version | None:
+        number = self.folder.current
+        return None if number is None else self.folder.version(number)
+
+    def load(self, version: int | None = None) -> Model:
+        """Load the model of a version, ready to predict.
+
+        Args:
+            version: Its number; None: the version in use.
+
+        Returns:
+            The model.
+
+        Raises:
+            FlashbackError: If the model has learned nothing yet, or the version does not exist or was removed.
+        """
+        number = self.folder.current if version is None else version
+        require(number is not None, f"the model in {printable(self.folder.path)} has learned nothing yet")
+        assert number is not None
+        found = self.folder.version(number)
+        with prepared_device(self.config, self.device, "fp32"), explaining_failures():
+            benchmark = open_benchmark(found)
+            trainer = Trainer(build_method(self.config, benchmark, self.device, pretrained=False), benchmark)
+            trainer.resume(self.folder.state(found))
+        trainer.host.learned = trainer.host.task.classes.stop
+        return Model.of(trainer.host.eval())
+
+    def predict(self, images: str | Path, *, top: int = 3) -> Predictions:
+        """Predict the classes of images with the version in use; see `predict_files`."""
+        return predict_files(self.load(), images, top=top)
+
+    def evaluate(self, images: str | Path) -> FileEvaluation:
+        """Measure the accuracy of the version in use on labelled images; see `evaluate_files`."""
+        return evaluate_files(self.load(), images)
+
+    def export(self, file: str | Path) -> None:
+        """Write the version in use to one file; see `export_model`."""
+        export_model(self.load(), file)
+
+    # ------------------------------------------------------------ versions
+
+    def history(self) -> list[Version]:
+        """Return all versions, oldest first, also those that were refused or whose model was removed.
+
+        A version whose record is damaged is left out with a warning.
+        """
+        versions = []
+        for number in self.folder.numbers():
+            try:
+                versions.append(self.folder.version(number))
+            except FlashbackError as problem:
+                warnings.warn(f"version {number} is left out: {problem}", stacklevel=2)
+        return versions
+
+    @property
+    def current(self) -> int | None:
+        """The number of the version in use; None before the first one."""
+        return self.folder.current
+
+    def rollback(self, version: int | None = None) -> Version:
+        """Use another version from now on; the next update continues it.
+
+        Args:
+            version: Its number; None: the parent of the version in use.
+
+        Returns:
+            The version that is in use now.
+
+        Raises:
+            FlashbackError: If there is no such version, its model was removed, or its files are damaged.
+        """
+        with self.folder.lock():
+            if version is None:
+                current = self._current()
+                require(
+                    current is not None and current.parent is not None,
+                    "there is no version before this one; see `flashback history`",
+                )
+                assert current is not None
+                version = current.parent
+            assert version is not None
+            chosen = self.folder.version(version)
+            self.folder.state(chosen)
+            self.folder.held_out(chosen)
+            require(
+                not self.folder.update.exists(),
+                f"{printable(self.folder.update)} holds an unfinished update; finish it, or remove that folder, first",
+            )
+            self.folder.set_current(version)
+        return chosen
+
+    def prune(self, keep: int = 5) -> int:
+        """Remove the models of all but the newest versions; their records stay in the history.
+
+        Args:
+            keep: How many models to keep beside the one in use.
+
+        Returns:
+            The bytes freed.
+
+        Raises:
+            FlashbackError: If `keep` is negative.
+        """
+        require(keep >= 0, f"keep must not be negative, not {keep}")
+        with self.folder.lock():
+            stored = [n for n in self.folder.numbers() if self.folder.has_model(n) and n != self.folder.current]
+            return sum(self.folder.remove_model(number) for number in stored[: max(0, len(stored) - keep)])
+
+
+# ---------------------------------------------------------------- an update
+
+
+@dataclass(frozen=True)
+class Update:
+    """The images of an update, and the model that they go to."""
+
+    number: int
+    parent: Version | None
+    classes: tuple[str, ...]
+    new: tuple[str, ...]
+    revisited: tuple[int, ...]  # columns
+    train: Images
+    judged: Images  # held-out images: those kept by the parent, and those of this update of other classes
+    kept: Images  # the share of them that the new version keeps
+    held_out: int  # how many of this update's images are held out
+    skipped: int
+    copies: int  # training images that are equal to held-out ones
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    tasks: tuple[PastTask, ...]
+    content: str
+    digest: str
+
+    def benchmark(self) -> Benchmark:
+        """The updates so far as tasks without images, and this one."""
+        past = past_tasks(self.tasks[:-1], tuple(self.train.x.shape[1:]))
+        start = len(self.classes) - len(self.new)
+        task = Task(len(past), range(start, len(self.classes)), self.train, no_images(self.train.x), self.revisited)
+        return benchmark_of((*past, task), self.classes, self.mean, self.std, self.digest)
+
+
+def fresh(state: RunState) -> RunState:
+    """The state at the end of a version, as the start of an update: its measurements do not go on."""
+    return RunState(state.tensors, {**state.values, "history": asdict(History())})
+
+
+def past_tasks(tasks: Sequence[PastTask], shape: Sequence[int]) -> list[Task]:
+    blank, start, past = torch.zeros(0, *shape, dtype=torch.uint8), 0, list[Task]()
+    for index, task in enumerate(tasks):
+        classes = range(start, start + task.new)
+        past.append(Task(index, classes, no_images(blank), no_images(blank), task.revisited))
+        start = classes.stop
+    return past
+
+
+def no_images(like: Tensor) -> Images:
+    return Images(like[:0], torch.zeros(0, dtype=torch.int64))
+
+
+def benchmark_of(
+    tasks: Sequence[Task], names: Sequence[str], mean: Sequence[float], std: Sequence[float], checksum: str
+) -> Benchmark:
+    order = tuple(range(len(names)))
+    return Benchmark(
+        BENCHMARK, BENCHMARK, order, tuple(tasks), tuple(mean), tuple(std), tuple(names), checksum, is_open=True
+    )
+
+
+def open_benchmark(version: Version) -> Benchmark:
+    """The updates up to a version, without images."""
+    tasks = past_tasks(version.tasks, version.image_shape)
+    return benchmark_of(tasks, version.classes, version.mean, version.std, version.digest)
+
+
+def count_copies(images: Images, others: Images) -> int:
+    """How many images are equal to one of the others, pixel by pixel."""
+    known = {row.numpy().tobytes() for row in others.x}
+    return sum(row.numpy().tobytes() in known for row in images.x)
+
+
+def joined(first: Images, second: Images) -> Images:
+    return Images(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]))
+
+
+def limited(images: Images, per_class: int, seed: int, number: int) -> Images:
+    """Keep at most so many images of each class, drawn at random."""
+    kept = []
+    for label in torch.unique(images.y).tolist():
+        rows = torch.nonzero(images.y == label).flatten()
+        order = torch.randperm(len(rows), generator=seeded_generator(seed, number, label, "kept"))
+        kept.append(rows[order[:per_class].sort().values])
+    chosen = torch.cat(kept).sort().values if kept else torch.zeros(0, dtype=torch.int64)
+    return Images(images.x[chosen], images.y[chosen])
+
+
+def class_accuracies(host: Host, images: Images, names: Sequence[str]) -> dict[str, float]:
+    """Percent correct of each class that has images."""
+    if not len(images):
+        return {}
+    correct = host.predict(images) == images.y
+    accuracies = {}
+    for label in torch.unique(images.y).tolist():
+        accuracies[names[label]] = 100.0 * float(correct[images.y == label].double().mean())
+    return accuracies
+
+
+def reason_to_refuse(version: Version, max_drop: float | None, max_class_drop: float | None) -> str:
+    """Say which limit an update breaks; empty if none."""
+    drop = version.drop
+    if max_drop is not None and drop is not None and drop > max_drop:
+        return f"the known classes lost {drop:.1f} points of mean accuracy, more than {max_drop:g}"
+    losses = {name: version.before[name] - version.after[name] for name in version.known}
+    worst = max(losses, key=lambda name: losses[name], default="")
+    if max_class_drop is not None and worst and losses[worst] > max_class_drop:
+        return f"'{worst}' lost {losses[worst]:.1f} points, more than {max_class_drop:g}"
+    return ""

@@ -1,0 +1,320 @@
+"""A model in a folder that goes on learning: updates, judging, going back, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import flashback as fb
+from flashback.benchmarks import Task
+from flashback.conformance import short_settings
+from flashback.errors import FlashbackError, Interrupted
+from flashback.hosts import HOSTS
+from flashback.models.learner import Learner
+from helpers import tiny_benchmark
+
+SHORT: dict[str, Any] = {"training.epochs": 2, "training.batch_size": 8}
+BENCHMARK = tiny_benchmark()
+
+
+def arrays(*classes: int, part: str = "train", rows: slice = slice(None), shift: int = 0) -> dict[str, Any]:
+    """Images of some classes of the tiny benchmark, by name; shifted, they have the labels of other classes."""
+    chosen = {}
+    for c in classes:
+        source = (c + shift) % 7
+        task = next(task for task in BENCHMARK.tasks if source in task.classes)
+        images = getattr(task, part)
+        chosen[f"class {c}"] = images.x[images.y == source].permute(0, 2, 3, 1).numpy()[rows]
+    return chosen
+
+
+def learner(folder: Path, host: str = "er", **options: Any) -> Learner:
+    settings = {**SHORT, **options.pop("settings", {})}
+    return Learner.create(folder, host=host, settings=settings, **options)
+
+
+def weights(model: Learner) -> Mapping[str, torch.Tensor]:
+    return model.load().host.state_dict()
+
+
+def equal(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+# ---------------------------------------------------------------- open learning equals closed learning
+
+
+FUTURE = ("finetune", "joint", "er", "der", "der++", "agem", "xder")  # their losses see classes to come
+
+
+def arms() -> list[Any]:
+    """Hosts whose losses ignore classes to come, alone and with flashback; one of each family in the fast tests."""
+    names = [name for name in HOSTS if name not in FUTURE and getattr(HOSTS[name].Settings(), "loss", "") != "ce_all"]
+    pairs = [(name, on) for name in names for on in (False, True) if HOSTS[name].has_knowledge or not on]
+    fast = {("lwf", False), ("icarl", True), ("lucir", False), ("foster", True), ("simplecil", False)}
+    return [pytest.param(*pair, marks=() if pair in fast else pytest.mark.slow) for pair in pairs]
+
+
+def save(path: Path, tasks: Sequence[Task]) -> Path:
+    """The images of some tasks as an .npz with training and test images."""
+    content: dict[str, Any] = {"class_names": [f"class {c}" for c in range(7)]}
+    for part in ("train", "test"):
+        images = [getattr(task, part) for task in tasks]
+        content[f"x_{part}"] = torch.cat([each.x for each in images]).permute(0, 2, 3, 1).numpy()
+        content[f"y_{part}"] = torch.cat([each.y for each in images]).numpy()
+    np.savez(path, **content)
+    return path
+
+
+@pytest.mark.parametrize(("host", "flashback"), arms())
+def test_learning_task_by_task_equals_the_closed_run(host: str, flashback: bool, tmp_path: Path) -> None:
+    settings = {**short_settings(HOSTS[host]), **SHORT, "host.net": "smallcnn", "training.momentum": 0.9}
+    settings |= {"flashback.epochs": 1} if flashback else {}
+    config = fb.configure(
+        *(host, save(tmp_path / "whole.npz", BENCHMARK.tasks)),
+        flashback=flashback,
+        recipe="defaults",
+        settings={**settings, "benchmark.sizes": [2, 3, 2]},
+    )
+    closed = fb.run(config).history.matrices
+    Learner.create(tmp_path / "model", host=host, flashback=flashback, settings=settings)
+    for task in BENCHMARK.tasks:
+        model = Learner(tmp_path / "model")  # nothing but the folder is needed
+        model.learn(save(tmp_path / "task.npz", [task]))
+        for name, measured in fb.evaluate(model.load().host, BENCHMARK.tasks[: task.index + 1]).items():
+            for setting, row in measured.items():
+                assert row == closed[name][setting][task.index], (name, setting)
+
+
+# ---------------------------------------------------------------- updates
+
+
+def test_a_class_may_come_again_with_new_ones_beside_it(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m")
+    model.learn(arrays(0, 1))
+    version = model.learn(arrays(1, 2, rows=slice(0, 6)))
+    assert version.classes == ("class 0", "class 1", "class 2")
+    assert version.new == ("class 2",)
+    assert version.revisited == ("class 1",)
+    assert version.parent == 1
+
+
+def test_a_host_that_cannot_learn_a_class_again_says_so_and_nothing_changes(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m", "lucir", settings={"host.memory_size": 20, "host.finetune_epochs": 1})
+    model.learn(arrays(0, 1))
+    with pytest.raises(FlashbackError, match="lucir cannot learn known classes again"):
+        model.learn(arrays(1, 2))
+    assert model.current == 1
+    assert model.learn(arrays(2, 3)).number == 2  # the refused images do not stand in the way
+
+
+def test_the_same_images_are_learned_once(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m")
+    model.learn(arrays(0, 1))
+    before = weights(model)
+    assert model.learn(arrays(0, 1)).number == 1
+    assert equal(weights(model), before)
+
+
+def test_a_share_of_every_class_is_held_out_and_only_a_budget_is_kept(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m", holdout=0.5, held_out_per_class=4)
+    version = model.learn(arrays(0, 1))
+    assert (version.images, version.held_out) == (12, 12)
+    kept = model.folder.held_out(version)
+    assert torch.bincount(kept.y).tolist() == [4, 4]
+    trained = learner(tmp_path / "all", holdout=0).learn(arrays(0, 1))
+    assert (trained.images, trained.held_out, trained.after) == (24, 0, {})
+
+
+def test_copies_of_held_out_images_are_counted(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m", holdout=0.5)
+    kept = model.folder.held_out(model.learn(arrays(0, 1)))
+    again = kept.x[kept.y == 0].permute(0, 2, 3, 1).numpy()
+    assert model.learn({**arrays(2), "class 0": again}).copies == len(again) // 2  # the other half is held out again
+
+
+# ---------------------------------------------------------------- judging
+
+
+def mislabelled() -> dict[str, Any]:
+    """Many images of class 2 under the name of class 0, and the other way round."""
+    return {"class 0": arrays(2)["class 2"], "class 2": arrays(0)["class 0"]}
+
+
+def test_an_update_that_harms_known_classes_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m", settings={"training.epochs": 20}, memory=7, holdout=0.3)
+    model.learn(arrays(0, 1, 2))
+    before = weights(model)
+    version = model.learn(mislabelled(), max_drop=2)
+    assert version.decision == "refused"
+    assert "points of mean accuracy, more than 2" in version.reason
+    assert model.current == 1
+    assert equal(weights(model), before)
+    assert [v.decision for v in model.history()] == ["accepted", "refused"]
+    follow_up = model.learn(arrays(3, 4))
+    assert (follow_up.number, follow_up.parent) == (3, 1)  # the refused one has no children
+
+
+def test_the_worst_class_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m", settings={"training.epochs": 20}, memory=7, holdout=0.3)
+    model.learn(arrays(0, 1, 2))
+    version = model.learn(mislabelled(), max_class_drop=10)
+    assert version.decision == "refused"
+    assert "points, more than 10" in version.reason
+
+
+# ---------------------------------------------------------------- going back
+
+
+def test_a_rollback_is_exact_and_the_next_update_goes_on_from_there(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m")
+    model.learn(arrays(0, 1))
+    first = weights(model)
+    model.learn(arrays(2, 3))
+    assert model.rollback().number == 1
+    assert equal(weights(model), first)
+    version = model.learn(arrays(4, 5))
+    assert (version.number, version.parent, version.classes[2:]) == (3, 1, ("class 4", "class 5"))
+    assert model.rollback(2).number == model.current == 2
+
+
+def test_pruned_versions_stay_in_the_history_but_cannot_be_used(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m")
+    for c in range(4):
+        model.learn(arrays(c))
+    assert model.prune(keep=1) > 0
+    assert [version.number for version in model.history()] == [1, 2, 3, 4]
+    assert [n for n in range(1, 5) if model.folder.has_model(n)] == [3, 4]
+    with pytest.raises(FlashbackError, match="version 1 was removed"):
+        model.rollback(1)
+
+
+# ---------------------------------------------------------------- interruptions
+
+CHILD = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from test_learner import *
+from flashback.models import learner as module
+name, *rest = sys.argv[3:]
+if name == "step":
+    steps = [0]
+    def observe(event):
+        pass
+    move = module.Trainer.move
+    def counting(self, position):
+        move(self, position)
+        steps[0] += 1
+        if steps[0] == int(rest[0]):
+            os.kill(os.getpid(), 9)
+    module.Trainer.move = counting
+else:
+    finish = module.Learner._finish
+    module.Learner._finish = lambda self, version: os.kill(os.getpid(), 9)
+Learner(sys.argv[1]).learn(arrays(2, 3))
+"""
+
+
+@pytest.mark.parametrize("moment", [("step", "2"), ("step", "7"), ("finish",)])
+def test_a_killed_update_goes_on_exactly(moment: tuple[str, ...], tmp_path: Path) -> None:
+    undisturbed = learner(tmp_path / "a", settings={"checkpoint.minutes": 0})
+    killed = learner(tmp_path / "b", settings={"checkpoint.minutes": 0})
+    for model in (undisturbed, killed):
+        model.learn(arrays(0, 1))
+    undisturbed.learn(arrays(2, 3))
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "b"), here, *moment]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    child = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert child.returncode == -9, child.stderr
+    if moment[0] == "step":
+        with pytest.raises(FlashbackError, match="unfinished update with other images"):
+            killed.learn(arrays(4))
+    killed.learn(arrays(2, 3))
+    assert [version.number for version in killed.history()] == [1, 2]
+    assert killed.current == 2
+    assert equal(weights(killed), weights(undisturbed))
+
+
+def test_an_interrupted_update_goes_on_exactly(tmp_path: Path) -> None:
+    undisturbed, stopped = learner(tmp_path / "a"), learner(tmp_path / "b")
+    for model in (undisturbed, stopped):
+        model.learn(arrays(0, 1))
+    undisturbed.learn(arrays(2, 3))
+
+    def stop(event: Mapping[str, Any]) -> None:
+        if event["event"] == "epoch":
+            os.kill(os.getpid(), 15)
+
+    with pytest.raises(Interrupted):
+        stopped.learn(arrays(2, 3), observers=[stop])
+    assert stopped.current == 1
+    with pytest.raises(FlashbackError, match="unfinished update"):
+        stopped.rollback(1)
+    stopped.learn(arrays(2, 3))
+    assert equal(weights(stopped), weights(undisturbed))
+
+
+# ---------------------------------------------------------------- a year
+
+
+def test_a_year_of_updates(tmp_path: Path) -> None:
+    """Twelve updates with classes new and again, a bad one refused, a rollback; the history shows all of it."""
+    model = learner(tmp_path / "m", settings={"training.epochs": 8}, memory=21)
+    months = [arrays(0, 1), arrays(2), arrays(0, 3, rows=slice(0, 6)), arrays(4), arrays(1, 2, rows=slice(3, 9))]
+    months += [mislabelled(), arrays(5), arrays(6), arrays(3, 4, rows=slice(0, 5)), arrays(5, rows=slice(0, 6))]
+    months += [arrays(0, 6, rows=slice(2, 9)), arrays(1, 5, rows=slice(4, 10))]
+    decisions = []
+    for month, images in enumerate(months):
+        version = model.learn(images, max_drop=25 if month == 5 else None)
+        decisions.append(version.decision)
+        if month == 7:
+            assert model.rollback().number == 7
+            model.rollback(8)
+    assert decisions == ["accepted"] * 5 + ["refused"] + ["accepted"] * 6
+    assert model.history()[-1].classes == tuple(f"class {c}" for c in range(7))
+    assert [version.parent for version in model.history()] == [None, 1, 2, 3, 4, 5, 5, 7, 8, 9, 10, 11]
+    sizes = [sum(f.stat().st_size for f in model.folder.folder(n).rglob("*") if f.is_file()) for n in (9, 12)]
+    assert sizes[1] < 1.2 * sizes[0]  # no version grows by the number of updates before it
+
+
+# ---------------------------------------------------------------- folders that do not fit
+
+
+def test_bad_folders_and_images_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FlashbackError, match="holds no model"):
+        Learner(tmp_path / "nothing")
+    model = learner(tmp_path / "m")
+    with pytest.raises(FlashbackError, match="has learned nothing yet"):
+        model.load()
+    with pytest.raises(FlashbackError, match="holds a model already"):
+        learner(tmp_path / "m")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(FlashbackError, match="holds other files"):
+        learner(tmp_path / "other")
+    with pytest.raises(FlashbackError, match="joint needs all tasks at once"):
+        learner(tmp_path / "j", "joint")
+    settings = tmp_path / "m" / "model.json"
+    settings.write_text(settings.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(FlashbackError, match="newer version"):
+        Learner(tmp_path / "m")
+
+
+def test_one_image_of_a_class_is_learned_but_not_judged(tmp_path: Path) -> None:
+    version = learner(tmp_path / "m").learn({**arrays(0), **arrays(1, rows=slice(0, 1))})
+    assert set(version.after) == {"class 0"}
+
+
+def test_two_updates_at_once_are_refused(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m")
+    with model.folder.lock(), pytest.raises(FlashbackError, match="another process"):
+        model.learn(arrays(0))
