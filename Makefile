@@ -17,7 +17,7 @@ help:
 	@echo "make test-all  run every test: also kills, fuzzing, every snippet of the docs, and the report in a browser"
 	@echo "make mutants   break the code in one line at a time and check that the fast tests notice"
 	@echo "make lint      check style and types"
-	@echo "make storm     kill runs of every host at random moments, KILLS=200 times, and check that none is lost or changed"
+	@echo "make storm     kill commands KILLS=200 times, let every file operation fail, and check that nothing is lost"
 	@echo "make evidence  fill in docs/evidence.md and its appendix from the records in results/"
 	@echo "make docs      build the pages of docs/ into site/"
 	@echo "make clean     remove .venv and the runs of the demo"
@@ -41,7 +41,7 @@ mutants: $(INSTALLED)
 	@$(BIN)/python tools/mutants.py
 
 storm: $(INSTALLED)
-	@$(BIN)/python tools/storm.py --kills $(KILLS)
+	@$(BIN)/python tools/storm.py --kills $(KILLS) --faults
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .

@@ -28,3 +28,9 @@ def registries() -> Iterator[None]:
     """Hosts and nets of a test are its own."""
     with forgetting(HOSTS, NETS):
         yield
+
+
+@pytest.fixture(autouse=True)
+def unknown_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No terminal gives its width: pytest-xdist sets COLUMNS, and tables would fold their names."""
+    monkeypatch.delenv("COLUMNS", raising=False)

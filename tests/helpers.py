@@ -17,6 +17,7 @@ from flashback.benchmarks import Benchmark, Images, Task
 from flashback.config import RunConfig
 from flashback.conformance import short_settings
 from flashback.hosts import HOSTS, Host
+from flashback.hosts.exemplars import herd_classes
 from flashback.plugin import Flashback
 from flashback.registry import Registry
 from flashback.training import build_host
@@ -43,20 +44,25 @@ def tiny_benchmark(
     per_class: int = 12,
     test_per_class: int = 6,
     shape: tuple[int, int, int] = (1, 12, 12),
+    revisited: Sequence[tuple[int, ...]] = (),
 ) -> Benchmark:
-    """Classes that a small network can tell apart: a fixed random pattern per class, plus noise."""
+    """Classes that a small network can tell apart: a fixed random pattern per class, plus noise.
+
+    `revisited` has the known classes of each task that come again.
+    """
     generator = torch.Generator().manual_seed(7)
     patterns = torch.randint(40, 216, (sum(sizes), *shape), generator=generator)
 
-    def images(classes: range, count: int) -> Images:
-        y = torch.arange(classes.start, classes.stop).repeat_interleave(count)
+    def images(classes: Sequence[int], count: int) -> Images:
+        y = torch.tensor(classes).repeat_interleave(count)
         noise = torch.randint(-40, 40, (len(y), *shape), generator=generator)
         return Images((patterns[y] + noise).clamp(0, 255).to(torch.uint8), y)
 
     tasks, start = [], 0
     for index, size in enumerate(sizes):
-        classes = range(start, start + size)
-        tasks.append(Task(index, classes, images(classes, per_class), images(classes, test_per_class)))
+        classes, again = range(start, start + size), revisited[index] if revisited else ()
+        present = [*again, *classes]
+        tasks.append(Task(index, classes, images(present, per_class), images(present, test_per_class), again))
         start += size
     channels = shape[0]
     return Benchmark(
@@ -69,6 +75,11 @@ def tiny_benchmark(
         class_names=tuple(map(str, range(start))),
         checksum="made",
     )
+
+
+def revisiting_benchmark(per_class: int = 6) -> Benchmark:
+    """Two new classes; two new ones with one known again; all known ones alone."""
+    return tiny_benchmark((2, 2, 0), per_class, test_per_class=3, revisited=[(), (1,), (0, 1, 2, 3)])
 
 
 def write_tiny(path: Path, shift: int = 0) -> Path:
@@ -113,3 +124,8 @@ def quick_host(host: str, benchmark: Benchmark | None = None, **settings: Any) -
 
 def quick_flashback(host: str, benchmark: Benchmark | None = None, **settings: Any) -> Flashback:
     return Flashback(build_host(quick_config(host, flashback=True, **settings), benchmark or tiny_benchmark(), "cpu"))
+
+
+def herd(features: torch.Tensor, quota: int, normalise: bool = False) -> torch.Tensor:
+    """The herding order of a single class."""
+    return herd_classes([features], quota, normalise)[0]

@@ -21,6 +21,7 @@ ROWS = [
     {"studies", "conformance"},
     {"reports"},
     {"results"},
+    {"models"},
     {"training"},
     {"recipes", "plugin"},
     {"hosts"},

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flashback.config import RunConfig
     from flashback.errors import FlashbackError
     from flashback.hosts import HOSTS, Host
+    from flashback.models import Learner, Model, evaluate_files, export_model, load_model, predict_files
     from flashback.nets import NETS, Backbone
     from flashback.plugin import Flashback
     from flashback.recipes import configure
@@ -28,6 +29,8 @@ __all__ = [
     "Flashback",
     "FlashbackError",
     "Host",
+    "Learner",
+    "Model",
     "RunConfig",
     "Trainer",
     "TrainingResult",
@@ -35,8 +38,12 @@ __all__ = [
     "compare",
     "configure",
     "evaluate",
+    "evaluate_files",
+    "export_model",
     "load_benchmark",
+    "load_model",
     "load_trained",
+    "predict_files",
     "resume",
     "run",
     "run_sweep",
@@ -49,6 +56,7 @@ _EXPORTS = {
     "config": ("RunConfig",),
     "errors": ("FlashbackError",),
     "hosts": ("HOSTS", "Host"),
+    "models": ("Learner", "Model", "evaluate_files", "export_model", "load_model", "predict_files"),
     "nets": ("NETS", "Backbone"),
     "plugin": ("Flashback",),
     "recipes": ("configure",),

@@ -1,12 +1,10 @@
-"""Measure how fast training is on this machine: the training step in steady state, and a whole short run."""
-
-from __future__ import annotations
+"""Measure how fast the training step is on this machine."""
 
 import gc
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -14,12 +12,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from flashback.benchmarks import Benchmark, Images, Task
+from flashback.benchmarks import Benchmark, load_benchmark
 from flashback.config import RunConfig, TrainingConfig, build, to_dict
 from flashback.errors import FlashbackError, require, unknown
-from flashback.files import ANOTHER_FOLDER, make_folder, write_atomically
+from flashback.files import make_folder, write_atomically
 from flashback.hosts import HOSTS, Stage
 from flashback.hosts.external import HostFiles, find_hosts, in_one_line
 from flashback.recipes import configure
@@ -30,7 +29,7 @@ from flashback.training.step import TrainingStep, set_rate
 
 FILE = "bench.json"
 MODES = ("eager", "captured", "fast")  # captured: what a run on a GPU does by default; fast: without determinism
-STEP, RUN = KINDS = ("steps", "runs")
+TASKS = 3
 EXEMPLARS = 20  # per class
 FIRST_STEPS = 20  # of the first task, so that a memory holds something
 WARM_UP = 8  # steps that compile and capture
@@ -47,41 +46,32 @@ class Size:
     classes: int  # per task
     per_class: int
     batches: tuple[int, ...]
+    modes: tuple[str, ...]
     seconds: float  # that steps are measured for
-    tasks: int
-    epochs: int
 
 
-ON_GPU = Size((3, 32, 32), "resnet18", 10, 500, (32, 128, 512), 1.0, 3, 6)
-ON_CPU = Size((1, 28, 28), "smallcnn", 2, 100, (32,), 0.3, 3, 2)
+ON_GPU = Size((3, 32, 32), "resnet18", 10, 500, (32, 128, 512), MODES, 1.0)
+ON_CPU = Size((1, 28, 28), "smallcnn", 2, 100, (32,), MODES[:1], 0.3)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The speed of one method in one mode at one batch size: of its steps, or of a whole run."""
+    """The speed of the training step of one method in one mode at one batch size."""
 
-    kind: str
     host: str
     flashback: bool
     mode: str
     batch_size: int
-    tasks: int
-    epochs: int
-    images_per_second: float = 0.0  # of a run: over everything, evaluation and checkpoints included
+    images_per_second: float = 0.0
     steps_per_second: float = 0.0
     preparation_seconds: float = 0.0  # first steps, captures, compilations
-    seconds: float = 0.0  # of a whole run
     peak_bytes: int = 0  # of the device since the method was built; 0 on a CPU, which does not tell
     problem: str = ""  # why there is no figure
-
-    @property
-    def case(self) -> tuple[Any, ...]:
-        return (self.kind, self.host, self.flashback, self.mode, self.batch_size, self.tasks, self.epochs)
 
 
 @dataclass
 class Bench:
-    """All figures of one machine. Those of another device, precision or version do not belong in one file."""
+    """All figures of one machine."""
 
     device: str
     precision: str
@@ -97,86 +87,58 @@ def bench(
     batches: Sequence[int] = (),
     modes: Sequence[str] = (),
     flashback: bool | None = None,
-    only: Sequence[str] = (),
-    tasks: int | None = None,
-    epochs: int | None = None,
     device: str = "auto",
     precision: str | None = None,
     host_file: HostFiles = None,
     out: str | Path | None = None,
     show: Callable[[Figure], None] = lambda figure: None,
 ) -> Bench:
-    """Measure how fast training is here; with `out`, keep the figures in bench.json and measure only what is missing.
+    """Measure training steps of hosts with and without flashback; with `out`, write the figures to bench.json.
 
-    By default steps of every host at the batch sizes and in the modes of the device, and a whole run of iCaRL.
+    By default of every host, at the batch sizes and in the modes of the device.
     """
     find_hosts(host_file)
     place = select_device(device)
     for name in hosts:
         require(HOSTS[name].task_by_task, f"{name} does not learn task by task; leave it out")
-    for kind, given, known in (("mode", modes, MODES), ("section", only, KINDS)):
-        for name in given:
-            if name not in known:
-                raise unknown(kind, name, known)
+    for mode in set(modes).difference(MODES):
+        raise unknown("mode", mode, MODES)
     eager = place.type == "cuda" or set(modes) <= {MODES[0]}
     require(eager, "only --mode eager can be measured on a CPU; the other modes capture CUDA graphs")
     require(all(batch >= 1 for batch in batches), "--batch is at least 1")
-    require(tasks is None or tasks >= 1, f"--tasks is at least 1, not {tasks}")
-    require(epochs is None or epochs >= 2, "--epochs is at least 2, because flashback splits them in two")
-    config = RunConfig(training=build(TrainingConfig, {"precision": precision}, "training."))
-    size = ON_GPU if place.type == "cuda" else ON_CPU
-    prepare_device(config, place, select_precision(config, place))  # sets the threads that the device's name tells
-    name = torch.cuda.get_device_name(place) if place.type == "cuda" else platform.machine()
-    name += f", {torch.get_num_threads()} CPU threads" * (place.type != "cuda")
-    result = Bench(name, select_precision(config, place), versions(), size)
     if out is not None:
         make_folder(Path(out))
-        result = continue_bench(result, Path(out) / FILE)
-    measured = {figure.case for figure in result.figures if not figure.problem}
-    length = (tasks or size.tasks, epochs or size.epochs)
-    for figure in [Figure(k, *c, *length) for k in only or KINDS for c in cases(k, hosts, batches, modes, size)]:
-        if flashback not in (None, figure.flashback) or figure.case in measured:
+    result = begin_bench(place, precision)
+    hosts = hosts or [name for name in HOSTS if HOSTS[name].task_by_task]
+    arms = (False, True) if flashback is None else (flashback,)
+    cases = product(hosts, batches or result.size.batches, modes or result.size.modes, arms)
+    for host, batch, mode, arm in cases:
+        if arm and not HOSTS[host].has_knowledge:
             continue
+        figure = Figure(host, arm, mode, batch)
         try:
-            new = MEASURES[figure.kind](figure, result, place)
+            figure = measure_steps(figure, result, place)
         except (RuntimeError, FlashbackError) as problem:
-            new = replace(figure, problem=in_one_line(problem)[:300])
-        result.figures = [known for known in result.figures if known.case != new.case] + [new]
-        show(new)
-        if out is not None:
-            write_atomically(Path(out) / FILE, json.dumps(to_dict(result), indent=1) + "\n")
+            figure = replace(figure, problem=in_one_line(problem)[:300])
+        result.figures.append(figure)
+        show(figure)
+    if out is not None:
+        write_atomically(Path(out) / FILE, json.dumps(to_dict(result), indent=1) + "\n")
     return result
 
 
-def continue_bench(new: Bench, path: Path) -> Bench:
-    if not path.exists():
-        return new
-    try:
-        known = build(Bench, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, FlashbackError):
-        raise FlashbackError(f"{path} holds no figures of a bench; {ANOTHER_FOLDER}") from None
-    same = replace(known, date=new.date, figures=[]) == new
-    require(same, f"{path} was measured on another device, precision, version or size; {ANOTHER_FOLDER}")
-    return known
-
-
-def cases(
-    kind: str, hosts: Sequence[str], batches: Sequence[int], modes: Sequence[str], size: Size
-) -> Iterator[tuple[str, bool, str, int]]:
-    """Every host, arm, mode and batch size of one kind of figure, with the defaults of the device."""
-    usual = MODES[:1] if size is ON_CPU else MODES if kind == STEP else MODES[1:2]
-    hosts = hosts or ([name for name in HOSTS if HOSTS[name].task_by_task] if kind == STEP else ["icarl"])
-    batches, modes = batches or (size.batches if kind == STEP else [32]), modes or usual
-    for host, batch, mode in product(hosts, batches, modes):
-        yield from ((host, arm, mode, batch) for arm in (False, True) if HOSTS[host].has_knowledge or not arm)
-
-
-# ---------------------------------------------------------------- measuring
+def begin_bench(device: torch.device, precision: str | None) -> Bench:
+    config = RunConfig(training=build(TrainingConfig, {"precision": precision}, "training."))
+    chosen = select_precision(config, device)
+    prepare_device(config, device, chosen)  # sets the number of threads
+    if device.type == "cuda":
+        return Bench(torch.cuda.get_device_name(device), chosen, versions(), ON_GPU)
+    return Bench(f"{platform.machine()}, {torch.get_num_threads()} CPU threads", chosen, versions(), ON_CPU)
 
 
 def measure_steps(case: Figure, bench: Bench, device: torch.device) -> Figure:
     """Steps of the second task, where there is something to remember, after everything is captured and compiled."""
-    trainer = make_trainer(case, bench, device, compiled=case.mode != MODES[0])
+    trainer = make_trainer(case, bench, device)
     with torch.compiler.set_stance("force_eager"):  # only the captured step compiles, as in the trainer
         stage = begin_second_task(trainer)
         trainer.host.train()
@@ -198,80 +160,51 @@ def measure_steps(case: Figure, bench: Bench, device: torch.device) -> Figure:
                 step(positions[(count + k) % DRAWS])
             count += BLOCK
             wait(device)
-        rate = count / (time.monotonic() - began)
+        seconds = time.monotonic() - began
     return replace(
         case,
-        images_per_second=round(rate * positions.shape[1], 1),
-        steps_per_second=round(rate, 2),
+        images_per_second=round(count * positions.shape[1] / seconds, 1),
+        steps_per_second=round(count / seconds, 2),
         preparation_seconds=round(preparation, 2),
-        peak_bytes=peak_bytes(device),
+        peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
     )
 
 
-def measure_run(case: Figure, bench: Bench, device: torch.device) -> Figure:
-    """A whole run, from the evaluation of the untrained network to that after the last task."""
-    trainer = make_trainer(case, bench, device)
-    preparation: dict[tuple[int, str], float] = {}
-
-    def observe(event: Any) -> None:
-        if event["event"] == "epoch" and trainer.step is not None:
-            preparation[event["task"], event["stage"]] = trainer.step.preparation_seconds
-
-    trainer.observers = (observe,)
-    trainer.run()
-    history = trainer.history
-    images, steps = (sum(entry[what] for entry in history.budget) for what in ("images", "steps"))
-    return replace(
-        case,
-        images_per_second=round(images / history.seconds, 1),
-        steps_per_second=round(steps / history.seconds, 2),
-        preparation_seconds=round(sum(preparation.values()), 2),
-        seconds=round(history.seconds, 2),
-        peak_bytes=peak_bytes(device),
-    )
-
-
-MEASURES = {STEP: measure_steps, RUN: measure_run}
-
-
-def make_trainer(case: Figure, bench: Bench, device: torch.device, compiled: bool | None = None) -> Trainer:
+def make_trainer(case: Figure, bench: Bench, device: torch.device) -> Trainer:
     torch.compiler.reset()  # compiled code holds the networks of the last figure
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+    captured = case.mode != MODES[0]
     settings = {
         "host.net": bench.size.net,
-        "training.epochs": case.epochs,
+        "training.epochs": 6,
+        "flashback.epochs": 1,  # a sixth, as in the paper's Table 6
         "training.batch_size": case.batch_size,
         "training.precision": bench.precision,
-        "flashback.epochs": max(1, case.epochs // 6),  # as in the paper's Table 6
-        "capture": case.mode != MODES[0],
+        "capture": captured,
+        "compile": captured,
         "fast": case.mode == MODES[2],
-        "compile": compiled,
     }
     if hasattr(HOSTS[case.host].Settings(), "memory_size"):
-        settings["host.memory_size"] = EXEMPLARS * bench.size.classes * case.tasks
-    config = configure(case.host, "made", flashback=case.flashback, settings=settings)
+        settings["host.memory_size"] = EXEMPLARS * bench.size.classes * TASKS
+    config = configure(case.host, "arrays", flashback=case.flashback, settings=settings)
     prepare_device(config, device, bench.precision)
-    benchmark = made_benchmark(bench.size, max(2, case.tasks) if case.kind == STEP else case.tasks)
+    benchmark = random_benchmark(bench.size)
     return Trainer(build_method(config, benchmark, device), benchmark, precision=bench.precision)
 
 
 @lru_cache(maxsize=1)
-def made_benchmark(size: Size, tasks: int) -> Benchmark:
+def random_benchmark(size: Size) -> Benchmark:
     """Random images: speed does not depend on what they show."""
-    generator = torch.Generator().manual_seed(0)
-
-    def images(classes: range, count: int) -> Images:
-        y = torch.arange(classes.start, classes.stop).repeat_interleave(count)
-        return Images(torch.randint(0, 256, (len(y), *size.shape), dtype=torch.uint8, generator=generator), y)
-
-    ranges = [range(k * size.classes, (k + 1) * size.classes) for k in range(tasks)]
-    made = tuple(Task(k, r, images(r, size.per_class), images(r, size.per_class // 5)) for k, r in enumerate(ranges))
-    total, channels = tasks * size.classes, size.shape[0]
-    names = tuple(map(str, range(total)))
-    return Benchmark("made", "made", tuple(range(total)), made, (0.5,) * channels, (0.25,) * channels, names, "made")
+    draw = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for part, count in (("train", size.per_class), ("test", size.per_class // 5)):
+        labels = np.arange(TASKS * size.classes).repeat(count)
+        shape = (len(labels), *size.shape[1:], size.shape[0])
+        arrays |= {f"x_{part}": draw.integers(0, 256, shape, np.uint8), f"y_{part}": labels}
+    return load_benchmark(arrays, sizes=[size.classes] * TASKS)
 
 
 def begin_second_task(trainer: Trainer) -> Stage:
@@ -295,7 +228,3 @@ def begin_second_task(trainer: Trainer) -> Stage:
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def peak_bytes(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

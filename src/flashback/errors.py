@@ -1,8 +1,7 @@
 """Errors for the user: one sentence that says what is wrong and what to do."""
 
-from __future__ import annotations
-
 import difflib
+import re
 import warnings
 from collections.abc import Iterable
 from functools import cache
@@ -10,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 LONGEST_VALUE = 100  # characters of a value in a message
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 NEAR = 0.7  # similarity from which a name is suggested
 ELSEWHERE = {  # how to add names of a kind
     "host": "import a file with your own hosts first, on the command line with --host-file",
@@ -44,7 +44,7 @@ def require(condition: bool, message: str) -> None:
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     """The error for a name that does not exist, with the most similar one that does."""
-    options = sorted(known)
+    options, name = sorted(known), shorten(name)
     section = name.rpartition(".")[0]  # compare without a section that all options share
     shared = len(section) if all(option.startswith(f"{section}.") for option in options) else 0
     lowered = {option[shared:].lower(): option for option in options}
@@ -55,10 +55,22 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     return FlashbackError(f"unknown {kind} '{name}'; {hint}{elsewhere}")
 
 
+def printable(text: object, keep: str = "") -> str:
+    r"""Escape what could command a terminal or disguise a name, such as `\x1b`, `\u202e` or a byte that is not UTF-8.
+
+    Ordinary text comes back unchanged, and so do the characters in `keep`, such as a newline.
+    """
+    return CONTROLS.sub(lambda match: match[0] if match[0] in keep else ascii(match[0])[1:-1], str(text))
+
+
+def shorten(text: str, longest: int = LONGEST_VALUE) -> str:
+    """Cut a text that a message quotes after 100 characters."""
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
+
 def abbreviate(value: Any) -> str:
     """The repr of a value for a message, cut after 100 characters."""
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    return shorten(repr(value))
 
 
 @cache

@@ -1,7 +1,5 @@
 """Read and write files safely: atomically, never through links, and never more than a stated size."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -11,33 +9,56 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, require
 
 LOCK = ".lock"
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "allow larger files (ulimit -f)",
+    errno.ENOLCK: "use a folder on a file system with locks",
+}
 LARGEST_CONFIG, LARGEST_RECORD = 2**20, 2**28  # bytes; real files are far smaller
 ANOTHER_FOLDER = "choose another folder (out, --out on the command line)"
+
+
+class CannotWriteError(FlashbackError, OSError):
+    """A file cannot be written; the message names it and says what to do."""
+
+    def __init__(self, message: str, number: int | None) -> None:
+        super().__init__(message)
+        self.errno = number
+
+
+@contextmanager
+def explaining_failure(path: Path) -> Iterator[None]:
+    """Name a file in the error if it cannot be written or locked."""
+    try:
+        yield
+    except CannotWriteError:
+        raise
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0, "check the disk and the permissions")
+        message = f"{path} cannot be written ({error.strerror}); {remedy}, then repeat the command"
+        raise CannotWriteError(message, error.errno) from None
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that readers see the old content or the new one, whenever the machine stops."""
     temporary = path.with_name(f".{uuid4().hex[:8]}.{path.name}.part")  # unique, in case two processes write
-    try:
-        with temporary.open("xb") as file:
-            file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(path: Path) -> None:
-    """Make a rename survive a power cut, where the file system supports it."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
+    with explaining_failure(path):
+        try:
+            with temporary.open("xb") as file:
+                file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    with suppress(OSError):  # make the rename survive a power cut, where the file system supports it
+        descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -54,48 +75,27 @@ def read_file(path: Path, largest: int) -> bytes:
 
 def open_to_append(path: Path) -> BinaryIO:
     """Open a file to change it in place; links, which lead elsewhere, and pipes, which block, are refused."""
-    return open(path, "ab", opener=_open_regular)
-
-
-def _open_regular(path: str, flags: int) -> int:
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
-            raise
-        refuse_special(Path(path))
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        refuse_special(Path(path))
-        raise FlashbackError(f"{path} is not a regular file; remove it")
-    return descriptor
+    refuse_special(path)
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
 
 
 def refuse_special(path: Path, below: Path | None = None) -> None:
     """Refuse to write through a link, or into a pipe or device, at a path or between it and a folder above it."""
-    parents = list(path.relative_to(below).parents)[:-1] if below is not None else []
-    for each in (path, *(below / parent for parent in parents if below is not None)):
-        if each.is_symlink():
-            raise FlashbackError(f"{each} is a symbolic link, and a run writes only inside its own folder; remove it")
-        if each.exists() and not (each.is_file() or each.is_dir()):
-            raise FlashbackError(f"{each} is a pipe or a device, not a file; remove it")
+    parents = [] if below is None else [below / parent for parent in path.relative_to(below).parents[:-1]]
+    for each in (path, *parents):
+        require(
+            not each.is_symlink(),
+            f"{each} is a symbolic link, and a run writes only inside its own folder; remove it",
+        )
+        require(
+            not each.exists() or each.is_file() or each.is_dir(),
+            f"{each} is a pipe or a device, not a file; remove it",
+        )
 
 
 def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FlashbackError(f"{path} cannot be used as a folder ({error.strerror}); {ANOTHER_FOLDER}") from None
-
-
-@contextmanager
-def explaining_no_space(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        raise FlashbackError(
-            f"no space is left in {folder}; free some, then repeat the command to continue from the last checkpoint"
-        ) from None
+        message = f"{path} cannot be used as a folder ({error.strerror}); {ANOTHER_FOLDER}"
+        raise CannotWriteError(message, error.errno) from None

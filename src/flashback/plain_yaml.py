@@ -1,7 +1,5 @@
 """Read YAML from untrusted sources: plain values only, without aliases, duplicate keys or huge numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

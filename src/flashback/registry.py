@@ -1,7 +1,5 @@
 """Registries of things a user chooses by name: hosts, nets, benchmarks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random seeds derived from where they are used, independent of anything drawn before."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -17,7 +17,6 @@ PROGRESS = re.compile(r"[\w+, -]+: task \d+( of \d+)?, average accuracy \d+\.\d$
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test has a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
     return tmp_path
 
 

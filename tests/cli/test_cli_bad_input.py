@@ -50,7 +50,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run nobody", ["unknown host 'nobody'; known: afec, ", "on the command line with --host-file"]),
         ("run icarl --benchmark split-fashion-min", ["did you mean 'split-fashion-mini'?"]),
         ("run icarl --set training.epoch=3", ["unknown key 'training.epoch'", "did you mean 'training.epochs'?"]),
-        ("run icarl --set training.foo=3", ["unknown key 'training.foo'; known: training.batch_size, "]),
+        ("run icarl --set training.foo=3", ["unknown key 'training.foo'; known: training.backbone_lr_factor, "]),
         ("run icarl --set host.memorysize=3", ["did you mean 'host.memory_size'?"]),
         ("run icarl --set batch_size=3", ["unknown key 'batch_size'; did you mean 'training.batch_size'?"]),
         ("run icarl --set memory_size=3", ["unknown key 'memory_size'; did you mean 'host.memory_size'?"]),
@@ -269,9 +269,7 @@ def test_resume_and_show_want_one_run(flashback: Command) -> None:
         Path(name).mkdir(parents=True)
         (Path(name) / "config.yaml").write_text("seed: 1\n")
     for command in ("resume", "show"):
-        refused(
-            flashback(command, "mine"), "mine is the folder of a comparison", "the same `flashback compare` command"
-        )
+        refused(flashback(command, "mine"), "mine holds many runs", "the command that made them (compare, sweep, tune)")
         refused(flashback(command, "many"), "many holds many runs", "`flashback report many`")
         refused(flashback(command, "mine/host"), "mine/host holds many runs", "the folder of one run")
         Path("empty").mkdir(exist_ok=True)

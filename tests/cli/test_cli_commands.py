@@ -21,10 +21,11 @@ from flashback.benchmarks import BENCHMARKS
 from flashback.cli import main
 from flashback.hosts import HOSTS
 from flashback.metrics.accuracy import METRICS
+from flashback.metrics.statistics import ABSENT
 from flashback.nets import NETS
 from flashback.recipes import list_recipes
 from flashback.records import RunRecord, read_record
-from flashback.reports.words import ABSENT, TITLES
+from flashback.reports.words import TITLES
 from flashback.studies.sweeps import shipped_sweeps
 from flashback.training.trainer import Trainer
 from helpers import forgetting
@@ -97,8 +98,8 @@ def test_run_leaves_a_record_and_prints_it(flashback: Command, tiny: list[str]) 
 
 def assert_printed(record: RunRecord, out: str) -> None:
     rows = {line.strip().split("  ")[0]: line.split()[-2:] for line in out.splitlines() if line.strip()}
-    for metric, more_is_better in METRICS.items():
-        title = TITLES[metric][1] + ("" if more_is_better else " ↓")
+    for metric in METRICS:
+        title = TITLES[metric][1]
         for column, setting in enumerate(("class_incremental", "task_incremental")):
             value = record.results[setting][metric]
             assert rows[title][column] == (ABSENT if value is None else f"{value:z.2f}")
@@ -217,7 +218,7 @@ LIMIT = 300.0  # seconds until a test gives up
 @contextmanager
 def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A command that would run for hours; it ends with the test at the latest, and its processes with it."""
-    command = [sys.executable, "-m", "flashback.cli", *arguments, "--set", "training.epochs=1000000"]
+    command = [sys.executable, "-m", "flashback", *arguments, "--set", "training.epochs=1000000"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import statistics
@@ -12,14 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 from scipy import stats
 
-from flashback.cli.tables import comparison_table, row_cells
+from flashback.cli.tables import show_differences
 from flashback.metrics import PairedTest, verdict
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.records import read_record
 from flashback.records.terms import ARMS
+from flashback.reports.tables import row_cells
 from flashback.reports.words import TITLES
 from flashback.results import Comparison, Method, Row, Sample
 from flashback.studies import jobs
@@ -266,7 +265,10 @@ def made_comparison(rows: list[Row]) -> Comparison:
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_a_terminal_shows_every_column_of_a_comparison(width: int) -> None:
+def test_a_terminal_shows_every_column_of_a_comparison(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
     test = PairedTest(-10.5, -2.1, 0.000012, 3, -123.45, 110.67)
     rows = [
         Row(setting, metric, Sample({}, -26.5, 12.34), Sample({}, -26.5, 12.34), test)
@@ -274,15 +276,14 @@ def test_a_terminal_shows_every_column_of_a_comparison(width: int) -> None:
         for metric in METRICS
     ]
     found = made_comparison(rows)
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(comparison_table(found, width))
-    lines = console.export_text().splitlines()
+    show_differences(found)
+    lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     heads = next(line for line in lines if "95 % interval" in line).split()
     assert heads == ["host", "flashback", "difference", "95", "%", "interval", "p"]
     shown = [line.split() for line in lines if "to +110.67" in line]
     values = "-26.50 ± 12.34 -26.50 ± 12.34 -10.50 -123.45 to +110.67 < 0.0001"
-    names = [f"{TITLES[metric][0]}{'' if METRICS[metric] else ' ↓'}" for metric in METRICS]
+    names = [f"{TITLES[metric][0]}{' ↑' if METRICS[metric] else ' ↓'}" for metric in METRICS]
     assert [" ".join(line) for line in shown] == [f"{name} {values}" for name in names * 2]
     assert all(TITLES[metric][1] in " ".join(" ".join(lines).split()) for metric in METRICS)
 

@@ -42,8 +42,8 @@ def epoch(task: int, done: int, epochs: int, stage: str = "learn") -> dict[str, 
 def test_a_terminal_shows_bar_clocks_and_position(monkeypatch: pytest.MonkeyPatch, clock: Clock, width: int) -> None:
     screen = made_screen(monkeypatch, width, terminal=True)
     with progress.ProgressView() as view:
-        view.progress.get_time = clock
-        for column in view.progress.columns:
+        view.get_time = clock
+        for column in view.columns:
             column.max_refresh = None  # the clock of the test is not the one it caches by
         observe = view.watch("flashback, seed 123")
         observe({"event": "task", "task": 0, "tasks": 2})
@@ -51,10 +51,10 @@ def test_a_terminal_shows_bar_clocks_and_position(monkeypatch: pytest.MonkeyPatc
         for done in (1, 2):
             clock.now += 30
             observe(epoch(0, done, 4))
-        (line,) = view.progress.tasks
+        (line,) = view.tasks
         assert line.percentage == pytest.approx(25)
         assert line.time_remaining == 180
-        view.progress.refresh()
+        view.refresh()
     text = screen.getvalue()
     assert "flashback, seed 123 ━━" in text
     assert "0:03:00" in text
@@ -74,10 +74,10 @@ def test_phases_of_a_task_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         for stage, epochs, share in (("phase 1", 1, 5 / 8), ("phase 2", 3, 8 / 8)):
             observe({"event": "stage", "task": 1, "stage": stage, "epochs": epochs})
             observe(epoch(1, epochs, epochs, stage))
-            assert view.progress.tasks[0].percentage == pytest.approx(100 * share)
+            assert view.tasks[0].percentage == pytest.approx(100 * share)
         observe({"event": "evaluation", "task": 1, "accuracy": {"linear": {"class_incremental": [80.0, 61.0]}}})
         observe({"event": "end", "problem": None})
-        assert view.progress.tasks == []
+        assert view.tasks == []
 
 
 def test_without_a_terminal_a_minute_passes_between_lines(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:

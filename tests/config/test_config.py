@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from flashback.config import (
     BenchmarkConfig,
+    Count,
     FlashbackConfig,
     HostSettings,
+    NotNegative,
+    Positive,
     RunConfig,
     TrainingConfig,
-    above_zero,
-    at_least_one,
     build,
     not_negative,
     parse_assignment,
@@ -126,18 +127,29 @@ class TwoNumbers(HostSettings):
 
 
 @pytest.mark.parametrize(
-    ("check", "least", "refused", "rule"),
+    ("kind", "least", "refused", "rule"),
     [
-        (not_negative, 0, -0.5, "not be negative"),
-        (above_zero, 0.5, 0, "be above 0"),
-        (at_least_one, 1, 0, "be at least 1"),
+        (NotNegative, 0, -0.5, "not be negative"),
+        (Positive, 0.5, 0, "be above 0"),
+        (Count, 1, 0, "be at least 1"),
     ],
 )
-def test_bounds_of_the_settings_of_a_host(check: Any, least: float, refused: float, rule: str) -> None:
-    check(TwoNumbers(one=least, two=None), "one", "two")
-    check(TwoNumbers(one=least, two=refused), "one")  # the other is not asked for
-    with pytest.raises(FlashbackError, match=rf"^host\.two must {rule}, not {refused}$"):
-        check(TwoNumbers(one=least, two=refused), "one", "two")
+def test_types_of_the_settings_of_a_host_have_rules(kind: Any, least: float, refused: float, rule: str) -> None:
+    fields = [("one", kind), ("two", kind | None, None)]
+    settings = dataclasses.make_dataclass("Ruled", fields, bases=(HostSettings,), frozen=True, kw_only=True)
+    settings(one=least).check()
+    settings(one=least, two=least).check()
+    for values in ({"one": refused}, {"one": least, "two": refused}):
+        name = list(values)[-1]
+        with pytest.raises(FlashbackError, match=rf"^host\.{name} must {rule}, not {refused}$"):
+            settings(**values).check()
+
+
+def test_settings_that_must_not_be_negative() -> None:
+    not_negative(TwoNumbers(one=0, two=None), "one", "two")
+    not_negative(TwoNumbers(one=0, two=-0.5), "one")  # the other is not asked for
+    with pytest.raises(FlashbackError, match=r"^host\.two must not be negative, not -0.5$"):
+        not_negative(TwoNumbers(one=0, two=-0.5), "one", "two")
 
 
 def test_a_configuration_is_a_mapping() -> None:

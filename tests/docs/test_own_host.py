@@ -102,7 +102,7 @@ def test_runs_of_changed_code_are_not_reused(capsys: pytest.CaptureFixture[str])
     assert re.fullmatch("[0-9a-f]{16}", run["must_match"]["code"])
     assert run_again() == 0
     assert "Reused: 2 finished runs" in capsys.readouterr().out
-    Path("logit_anchor.py").write_text(blocks("python")[0].replace("strength: float = 0.1", "strength: float = 0.1  "))
+    Path("logit_anchor.py").write_text(blocks("python")[0].replace(" = 0.1  #", " = 0.1    #"))
     assert run_again() == 2
     assert "was made with other code of this host or net" in capsys.readouterr().err
 

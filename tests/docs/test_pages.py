@@ -21,6 +21,7 @@ from flashback.metrics import summarise
 from flashback.recipes import KINDS, list_recipes
 from flashback.studies.jobs import RunContext
 from flashback.studies.sweeps import Part, plan, read_sweep, shipped_sweeps
+from helpers import quick_host, small_settings
 
 
 def text_of(name: str) -> str:
@@ -103,6 +104,16 @@ def test_all_benchmarks_are_listed() -> None:
         for file in dataset.files:
             assert f"`{Path(file).name if Path(file).is_absolute() else file}`" in text
         assert dataset.url is None or dataset.url in text
+
+
+def test_the_table_says_which_hosts_learn_known_classes_again_or_train_classes_to_come() -> None:
+    table = {
+        row[0]: row[1:] for row in rows(section(text_of("hosts.md"), "Classes that come again, and classes to come"))
+    }
+    assert set(table) == set(HOSTS)
+    for name, cells in table.items():
+        host = quick_host(name, **small_settings(name))
+        assert [cell == "yes" for cell in cells] == [host.can_revisit(), host.trains_future_classes()], name
 
 
 def test_the_rule_for_imagenet_100() -> None:

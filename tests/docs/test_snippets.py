@@ -1,6 +1,6 @@
 """Run every command and every Python snippet of the documentation, in the order of its page.
 
-Extra options keep the runs short: few tasks, epochs and images. The README and the quick start are in the fast suite.
+Extra options keep the runs short: few tasks, epochs and images. The quick start is in the fast suite.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from flashback.studies.jobs import RunContext
 from flashback.studies.sweeps import plan, read_sweep, shipped_sweeps
 from flashback.training import building
 
-ELSEWHERE = {"your-own-host.md": "tests/docs/test_own_host.py"}
-FAST = {"README.md", "start.md"}
+ELSEWHERE = {
+    "learning.md": "tests/docs/test_learning_page.py",
+    "your-own-host.md": "tests/docs/test_own_host.py",
+}
+FAST = {"start.md"}
 QUICK = {"benchmark.tasks": 2, "training.epochs": 2, "training.batch_size": 32, "flashback.epochs": 1}
 SETTINGS = [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
 SHORTER = {
@@ -40,7 +43,6 @@ SHORTER = {
     "compare": [*SETTINGS, "--jobs", "1"],
     "sweep": ["--jobs", "1"],
     "tune": [*SETTINGS[:-2], "--trials", "2"],  # it chooses E1 itself
-    "bench": ["--only", "steps"],
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -164,7 +166,7 @@ def check(words: list[str]) -> None:
         configure(
             given["host"],
             benchmark,
-            flashback=HOSTS[given["host"]].has_knowledge,
+            flashback=given["flashback"] if words[0] == "run" else HOSTS[given["host"]].has_knowledge,
             recipe="controlled" if recipe.endswith(".yaml") else recipe,
             settings=settings,
         )

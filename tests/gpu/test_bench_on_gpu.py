@@ -20,16 +20,15 @@ def small_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "ON_GPU", replace(bench.ON_GPU, per_class=64, seconds=0.1))
 
 
-def test_steps_of_every_mode_and_a_whole_run() -> None:
-    *steps, run = bench.bench(["icarl"], batches=[32], flashback=False, epochs=2, device="cuda").figures
-    assert [figure.mode for figure in steps] == ["eager", "captured", "fast"]
-    assert all(f.peak_bytes > 0 and f.images_per_second > 0 and not f.problem for f in (*steps, run))
-    assert 0 < run.preparation_seconds < run.seconds
+def test_steps_of_every_mode() -> None:
+    figures = bench.bench(["icarl"], batches=[32], flashback=False, device="cuda").figures
+    assert [figure.mode for figure in figures] == ["eager", "captured", "fast"]
+    assert all(f.peak_bytes > 0 and f.images_per_second > 0 and not f.problem for f in figures)
 
 
 def test_a_figure_leaves_no_memory_to_the_next() -> None:
     def peak(mode: str) -> int:
-        choice = {"batches": [32], "modes": [mode], "only": ["steps"], "flashback": False}
+        choice = {"batches": [32], "modes": [mode], "flashback": False}
         (figure,) = bench.bench(["lwf-mc"], device="cuda", **choice).figures  # type: ignore[arg-type]
         return figure.peak_bytes
 

@@ -22,14 +22,14 @@ pytestmark = [
 def test_equal_runs_beside_others_end_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PORTION, "25")
     settings = {"benchmark.tasks": 2, "training.epochs": 2, "host.net": "resnet18"}
-    place = RunContext.of(None, "cuda", None, jobs=3)
+    place = RunContext.of(None, "cuda", None)
 
     def job(name: str, seed: int) -> Job:
         config = configure("icarl", "split-fashion-mini", settings={**settings, "seed": seed})
         return Job("host", seed, to_dict(config), tmp_path / name, place, name)
 
     jobs = [job("first", 1), job("other", 2), job("second", 1)]
-    assert set(run_packed(jobs, 3, lambda name: lambda event: None).values()) == {None}
+    assert set(run_packed(3, jobs, lambda name: lambda event: None).values()) == {None}
     first, other, second = ((job.folder / "results.json").read_text() for job in jobs)
     assert first == second != other
     assert json.loads((jobs[0].folder / "run.json").read_text())["must_match"]["portion"] == "25"

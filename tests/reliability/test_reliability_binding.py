@@ -62,7 +62,9 @@ SWAPS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"host": "replay"}, {"host": "er"}),
     ({"host": "agem"}, {"host": "er"}),
     ({"training.lr": 0.01}, {"training.lr": 0.02}),
+    ({"benchmark.order": [6, 5, 4, 3, 2, 1, 0]}, {"benchmark.order": [0, 1, 2, 3, 4, 5, 6]}),
     ({"host": "icarl"}, {"host": "icarl", "flashback": True}),
+    ({"data": "altered"}, {"data": "original"}),
 ]
 
 
@@ -70,7 +72,11 @@ SWAPS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_the_checkpoint_of_another_run_is_refused(
     data: Path, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    source, target = (stopped(config_of(data, **kind), tmp_path / name) for name, kind in (("a", one), ("b", other)))
+    files = {"original": data, "altered": write_tiny(tmp_path / "altered" / "tiny.npz", shift=1)}
+    source, target = (
+        stopped(config_of(**{**kind, "data": files[kind.get("data", "original")]}), tmp_path / name)
+        for name, kind in (("a", one), ("b", other))
+    )
     before = (target / "log.jsonl").read_bytes()
     swap(source, target)
     with pytest.raises(fb.FlashbackError, match=REFUSED):
@@ -79,18 +85,22 @@ def test_the_checkpoint_of_another_run_is_refused(
     assert (target / "log.jsonl").read_bytes() == before
 
 
-def test_the_checkpoint_of_other_data_is_refused(data: Path, tmp_path: Path) -> None:
-    target = stopped(config_of(data), tmp_path / "b")
-    swap(stopped(config_of(write_tiny(tmp_path / "other" / "tiny.npz", shift=1)), tmp_path / "a"), target)
-    with pytest.raises(fb.FlashbackError, match=REFUSED):
+def test_the_data_of_an_unfinished_run_do_not_change(data: Path, tmp_path: Path) -> None:
+    target = stopped(config_of(data), tmp_path / "run")
+    write_tiny(data, shift=1)
+    with pytest.raises(fb.FlashbackError, match=r"the data have changed since the run in .* began; start a new run"):
         fb.resume(target, device="cpu")
 
 
-def test_the_checkpoint_of_another_version_is_refused(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_the_checkpoint_of_another_version_is_refused(data: Path, tmp_path: Path, version: int | None) -> None:
     folder = stopped(config_of(data), tmp_path / "run")
     for manifest in (folder / "checkpoint").glob("*.json"):
         values = json.loads(manifest.read_text())["values"]
-        del values["format"], values["run"]
+        if version is None:  # as before checkpoints had versions
+            del values["format"], values["run"]
+        else:
+            values["format"] = version
         sign(manifest, values)
     with pytest.raises(fb.FlashbackError, match=r"was written by another version of flashback; start the run in ano"):
         fb.resume(folder, device="cpu")

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import resource
 import shutil
 import time
 import warnings
@@ -20,11 +21,10 @@ import torch
 from reliability_runs import NEVER, Crash, begin, crash_in, go_on, icarl, newest
 
 import flashback
-from flashback import FlashbackError
+from flashback import FlashbackError, files
 from flashback.config import CheckpointConfig, to_dict
 from flashback.plugin import Flashback
 from flashback.records import RunFolder
-from flashback.records import folder as folders
 from flashback.training import Checkpoints
 from flashback.training.building import is_lack_of_memory
 from flashback.training.step import TrainingStep
@@ -180,8 +180,9 @@ def test_no_room_for_checkpoints(
     watch = [crash_in(1, "phase 2")]
     with pytest.warns(UserWarning, match="no space") as caught, pytest.raises(Crash):
         flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu", observers=watch)
-    said = {str(warning.message) for warning in caught}
-    assert said == {f"no space for a checkpoint in {tmp_path / 'run' / 'checkpoint'}; the run continues without it"}
+    (said,) = {str(warning.message) for warning in caught}
+    assert said.startswith(f"no space for a checkpoint in {tmp_path / 'run' / 'checkpoint'} (No space left on device);")
+    assert said.endswith("free some space; the run continues without it")
     left = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
     assert left == ["000007.json", "000007.safetensors", "000008.json", "000008.safetensors"]
     monkeypatch.undo()
@@ -208,23 +209,79 @@ def test_no_room_for_the_log(
     dataset: Path, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log with a hole would be another log, so the run stops; /dev/full is a disk without room."""
-    log, lines = folders.RunFolder.log, 0
+    log, lines = RunFolder.log, 0
 
     def write(folder: RunFolder, event: Any) -> None:
         nonlocal lines
         lines += 1
         if lines == 6:
-            monkeypatch.setattr(folders, "open_to_append", without_room)
+            monkeypatch.setattr(files, "open_to_append", without_room)
         log(folder, event)
 
-    monkeypatch.setattr(folders.RunFolder, "log", write)
+    monkeypatch.setattr(RunFolder, "log", write)
     with pytest.raises(FlashbackError) as caught:
         flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu")
-    sentence = f"no space is left in {tmp_path / 'run'}; free some, then repeat the command to continue"
-    assert str(caught.value).startswith(sentence)
+    sentence = "cannot be written (No space left on device); free some space, then repeat the command"
+    assert str(caught.value) == f"{tmp_path / 'run' / 'log.jsonl'} {sentence}"
     monkeypatch.undo()
     assert go_on(dataset, tmp_path / "run") == []
     assert_ends_like(tmp_path / "run", whole)
+
+
+PROBLEMS = {
+    errno.ENOSPC: "(No space left on device); free some space, then repeat the command",
+    errno.EFBIG: "(File too large); allow larger files (ulimit -f), then repeat the command",
+    errno.EIO: "(Input/output error); check the disk and the permissions, then repeat the command",
+}
+
+
+@pytest.mark.parametrize("number", PROBLEMS)
+@pytest.mark.parametrize("name", ["config.yaml", "run.json", "results.json"])
+def test_a_file_that_cannot_be_written_is_named(
+    dataset: Path, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(f"{name}.part"):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(FlashbackError) as caught:
+        flashback.run(icarl(dataset, NEVER), out=tmp_path / "run", device="cpu")
+    assert str(caught.value) == f"{tmp_path / 'run' / name} cannot be written {PROBLEMS[number]}"
+    monkeypatch.undo()
+    if name == "results.json":
+        assert go_on(dataset, tmp_path / "run") == []
+        assert_ends_like(tmp_path / "run", whole)
+
+
+def test_a_folder_without_locks_is_named(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(FlashbackError) as caught:
+        flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu")
+    path = tmp_path / "run" / ".lock"
+    remedy = "use a folder on a file system with locks, then repeat the command"
+    assert str(caught.value) == f"{path} cannot be written (No locks available); {remedy}"
+
+
+@pytest.mark.filterwarnings("always")
+def test_files_that_may_not_be_large(dataset: Path, tmp_path: Path, whole: dict[str, Any]) -> None:
+    """As under ulimit -f: there are no checkpoints, the run ends, and its record is whole."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 1024, limits[1]))
+    try:
+        with pytest.warns(
+            UserWarning, match=r"\(File too large\); allow larger files \(ulimit -f\); the run continues"
+        ):
+            result = flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert json.dumps(result.as_dict(), indent=1) + "\n" == whole["results.json"].decode()
 
 
 # ---------------------------------------------------------------- damaged checkpoints

@@ -1,8 +1,10 @@
-"""SIGKILL: processes of one host of each family are killed at random moments; `make storm` does it for all hosts."""
+"""Storms: commands are killed, or their file operations fail; `make storm` does it at length for every command."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,42 +12,54 @@ from typing import Any
 
 import pytest
 import storm
-import torch
 
 import flashback
 
-pytestmark = pytest.mark.slow
-FAMILIES = ("icarl", "lwf-mc", "oewc", "foster")
 ROOT = Path(__file__).parents[2]
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="storm.c has to be compiled")
 
 
-def test_killed_runs_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def run_storm(tmp_path: Path, *options: str) -> dict[str, list[int]]:
+    """The table of a storm: the numbers of every command."""
     source = f"{Path(flashback.__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    command = [sys.executable, str(ROOT / "tools" / "storm.py"), "--kills", "12", "--least", "3", "--hosts", *FAMILIES]
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "tools" / "storm.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {cells[0]: list(map(int, cells[1:])) for cells in map(cells_of, done.stdout.splitlines()[2:]) if cells}
-    assert set(rows) == {*FAMILIES, "in all"}
-    for kills, _, runs, problems in rows.values():
-        assert kills >= 3
-        assert runs >= 1
+    rows = [line.strip("|").split("|") for line in done.stdout.splitlines() if line.startswith("|")]
+    return {cells[0].strip(): list(map(int, cells[1:])) for cells in rows[2:]}
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_killed_commands_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """One host of each family, and the commands that run several."""
+    names = ("run icarl", "run oewc", "run foster", "compare", "sweep", "tune")
+    hosts = [name.removeprefix("run ") for name in names if name.startswith("run ")]
+    rows = run_storm(tmp_path, "--kills", "24", "--hosts", *hosts, "--commands", *names)
+    assert set(rows) == {*names, "in all"}
+    for *kills, finished, problems in rows.values():
+        assert sum(kills) >= 4
+        assert finished >= 1
         assert problems == 0
-    assert rows["in all"][0] == 12
 
 
-def cells_of(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+@needs_compiler
+@pytest.mark.slow
+def test_commands_whose_files_cannot_be_written_can_be_finished(tmp_path: Path) -> None:
+    names = ("run, tracked", "run, image folder", "compare", "tune", "report", "cka")
+    rows = run_storm(tmp_path, "--faults", "--every", "40", "--hosts", "--commands", *names)
+    for *faults, _, problems in rows.values():
+        assert all(faults)
+        assert problems == 0
 
 
 def changed(whole: dict[str, Any], name: str) -> dict[str, Any]:
     """The smallest change of one part."""
     value = whole[name]
-    if name == "weights":
-        key = next(key for key, tensor in value.items() if tensor.is_floating_point() and tensor.numel() > 1)
-        other = value[key].clone()
-        other.view(-1)[0] = torch.nextafter(other.view(-1)[0], torch.tensor(9.0))
-        return {**whole, name: {**value, key: other}}
+    if name == "checkpoint":
+        key = next(iter(value))
+        return {**whole, name: {**value, key: bytes([value[key][0] ^ 1, *value[key][1:]])}}
     others = {
         "results.json": lambda: value + b" ",
         "log.jsonl": lambda: value[:-1],
@@ -54,50 +68,29 @@ def changed(whole: dict[str, Any], name: str) -> dict[str, Any]:
     return {**whole, name: others[name]()}
 
 
-@pytest.mark.parametrize("name", ["results.json", "log.jsonl", "run.json", "weights"])
+@pytest.mark.parametrize("name", ["results.json", "log.jsonl", "run.json", "checkpoint"])
 def test_a_storm_would_notice_a_change(whole: dict[str, Any], name: str) -> None:
     assert storm.differences(whole, whole) == []
     assert storm.differences(whole, changed(whole, name)) == [name]
 
 
-def test_a_storm_would_notice_a_lost_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storm, "start", lambda config, folder: 0)
-    monkeypatch.setattr(storm, "fingerprint", lambda folder: {"weights": {}})
-    monkeypatch.setattr(storm, "short_run", lambda host, dataset: flashback.RunConfig())
-    lives = iter([False])
-
-    def outlives(*_: Any) -> bool:
-        if next(lives, True):
-            raise RuntimeError("a life failed by itself")
-        return False
-
-    monkeypatch.setattr(storm, "outlives", outlives)
-    tally = storm.storm_over("any", 5, tmp_path, storm.random.Random(0))
-    assert tally.problems == ["any-0: lost (a life failed by itself )"]
+def test_a_storm_would_notice_a_file_that_is_missing_or_left_over(whole: dict[str, Any]) -> None:
+    fewer = {name: value for name, value in whole.items() if name != "results.json"}
+    assert storm.differences(whole, fewer) == storm.differences(fewer, whole) == ["results.json"]
 
 
-def test_a_kill_after_the_record_was_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process still tidies up and closes down once the results are there: a kill then must not ask for more."""
-    lives = []
-
-    def start(config: flashback.RunConfig, folder: Path) -> int:
-        lives.append(folder)
-        folder.mkdir()
-        (folder / "results.json").touch()
-        return 0
-
-    monkeypatch.setattr(storm, "start", start)
-    monkeypatch.setattr(storm, "outlives", lambda *_: True)
-    tally = storm.Tally("any")
-    storm.disturb(flashback.RunConfig(), tmp_path / "any-0", 1.0, 5, tally, storm.random.Random(0))
-    assert (len(lives), tally.kills) == (1, 1)
-
-
-def test_half_a_checkpoint_is_recognised(tmp_path: Path) -> None:
-    assert not storm.was_torn(tmp_path / "none")
-    for name in ("000001.safetensors", "000001.json"):
-        assert storm.was_torn(tmp_path) == (name == "000001.json")
-        (tmp_path / name).touch()
-    assert not storm.was_torn(tmp_path)
-    (tmp_path / ".000002.safetensors.part").touch()
-    assert storm.was_torn(tmp_path)
+def test_a_storm_would_notice_a_lost_checkpoint_or_run(tmp_path: Path) -> None:
+    """Progress grows with every checkpoint, and is at its end with the results."""
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").touch()
+    assert storm.progress(tmp_path) == {}
+    reached = []
+    for number, position in enumerate([(0, 1, True, 1, 2), (1, 0, False, 0, 0)]):
+        keys = ("task", "stage", "begun", "epoch", "step")
+        document = {"values": {"position": dict(zip(keys, position, strict=True))}}
+        (tmp_path / "run" / "checkpoint" / f"00000{number}.json").write_text(json.dumps(document))
+        reached.append(storm.progress(tmp_path)[tmp_path / "run"])
+    (tmp_path / "run" / "results.json").touch()
+    reached.append(storm.progress(tmp_path)[tmp_path / "run"])
+    assert reached == sorted(reached)
+    assert len(set(reached)) == 3

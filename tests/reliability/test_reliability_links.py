@@ -111,14 +111,3 @@ def test_the_account_of_a_failure_replaces_a_link(
         fb.compare("lwf-mc", data, seeds=[0], out=tmp_path / "out", settings=SETTINGS, device="cpu")
     assert not (folder / jobs.FAILURE).is_symlink()
     assert "RuntimeError: broken" in (folder / jobs.FAILURE).read_text()
-
-
-def test_a_study_that_lies_elsewhere_is_refused(data: Path, tmp_path: Path, outside: Path) -> None:
-    pytest.importorskip("optuna")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "study.db").symlink_to(outside / "new.db")
-    with pytest.raises(fb.FlashbackError, match=r"study\.db is a symbolic link"):
-        fb.tune(
-            "lwf-mc", data, out=tmp_path / "out", trials=1, over={"training.lr": [0.1, 0.2]}, settings=SETTINGS,
-            device="cpu",
-        )  # fmt: skip

@@ -155,7 +155,7 @@ def test_sigterm_to_the_command(dataset: Path, tmp_path: Path) -> None:
     settings = ("benchmark.sizes=[2,3,2]", "training.epochs=100000", "training.batch_size=8", "training.lr=0.01")
     options = [word for setting in settings for word in ("--set", setting)]
     log = tmp_path / "run" / "log.jsonl"
-    with python("-m", "flashback.cli", "run", "finetune", "--benchmark", dataset, "--out", log.parent, *options) as run:
+    with python("-m", "flashback", "run", "finetune", "--benchmark", dataset, "--out", log.parent, *options) as run:
         while run.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 3):
             time.sleep(0.05)
         run.send_signal(signal.SIGTERM)
@@ -172,7 +172,7 @@ def test_a_second_signal_to_the_command(dataset: Path, tmp_path: Path) -> None:
     """Of the other kind, in the middle of a step that takes ten minutes."""
     (tmp_path / "slow.py").write_text(SLOW_HOST)
     options = ["--benchmark", dataset, "--set", "benchmark.sizes=[2,3,2]", "--host-file", tmp_path / "slow.py"]
-    with python("-m", "flashback.cli", "run", "slow", *options, "--out", tmp_path / "run") as run:
+    with python("-m", "flashback", "run", "slow", *options, "--out", tmp_path / "run") as run:
         assert next_word(run) == "in a step"
         run.send_signal(signal.SIGINT)
         assert next_word(run) == "asked to stop, and still in it"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run
 
-from flashback.metrics import average_accuracies, forgetting
+from flashback.metrics import forgetting
+from flashback.metrics.accuracy import average_accuracies
 from flashback.reports.series import (
     Segment,
     accuracy_band,
@@ -32,7 +33,9 @@ def test_a_band_spans_all_seeds(runs: list[Run]) -> None:
     band = accuracy_band(runs, SETTINGS[0])
     for k in range(5):
         column = [average_accuracies(run.matrix(SETTINGS[0]))[k] for run in runs]
-        assert (band.mean[k], band.low[k], band.high[k]) == pytest.approx((sum(column) / 3, min(column), max(column)))
+        assert [band[name][k] for name in ("mean", "low", "high")] == pytest.approx(
+            [sum(column) / 3, min(column), max(column)]
+        )
 
 
 def test_the_mean_matrix_is_a_triangle(runs: list[Run]) -> None:
@@ -96,7 +99,7 @@ def test_a_matrix_is_made_square() -> None:
 def write_classes(folder: Path, seed: int, order: list[int], counts: list[list[float]]) -> None:
     matrices = {setting: made_matrix(2) for setting in SETTINGS}
     config = made_config(seed=seed, benchmark__order="seed")
-    facts = {"class_order": order, "data": {"class_names": ["ant", "bee"]}}
+    facts = {"class_order": order, "data": {"class_names": [("ant", "bee")[label] for label in order]}}
     write_run(folder / str(seed), config, matrices, confusion=counts, **facts)
 
 

@@ -88,7 +88,7 @@ def test_runs_are_listed_by_setting_classifier_metric_and_cell(tmp_path: Path) -
 
 def test_accuracy_by_class_is_listed_where_it_is_recorded(tmp_path: Path) -> None:
     matrices = {setting: made_matrix(2) for setting in SETTINGS}
-    facts: dict[str, Any] = {"class_order": [1, 0], "data": {"class_names": ["ant", "bee"]}}
+    facts: dict[str, Any] = {"class_order": [1, 0], "data": {"class_names": ["bee", "ant"]}}
     write_run(tmp_path / "a", made_config(), matrices, confusion=[[8, 2], [5, 15]], **facts)
     write_run(tmp_path / "b", made_config("lucir"), matrices)
     report = read_report(tmp_path)

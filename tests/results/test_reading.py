@@ -22,13 +22,13 @@ from made_runs import (
     write_similarity,
 )
 
+import flashback as fb
 from flashback.errors import FlashbackError
 from flashback.metrics import summarise
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.reports import read_report
 from flashback.reports.page import html_page
 from flashback.results import group_methods, read_runs
-from flashback.results.reading import EPOCHS_KEPT
 from flashback.studies.comparison import read_finished
 
 CI, TI = SETTINGS
@@ -226,15 +226,6 @@ def test_a_run_without_a_log_is_a_run(tmp_path: Path) -> None:
     assert run.epochs == []
 
 
-def test_a_long_log_is_thinned_out_and_keeps_every_stage(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", made_config(), MATRICES, log=made_log(3, 2000, flashback=True, first=1))
-    (run,) = read_runs(tmp_path).runs
-    assert len(run.epochs) <= EPOCHS_KEPT + 5
-    assert {(epoch.task, epoch.stage) for epoch in run.epochs} == {
-        (0, "learn"), (1, "phase 1"), (1, "phase 2"), (2, "phase 1"), (2, "phase 2"),
-    }  # fmt: skip
-
-
 # ---------------------------------------------------------------- classifiers, classes, similarity
 
 
@@ -249,8 +240,18 @@ def test_other_classifiers_are_kept_beside_the_method_s_own(tmp_path: Path) -> N
     assert run.metric() != run.metric(classifier="nearest")
 
 
+def test_a_run_names_its_classes_in_the_order_of_learning(tmp_path: Path) -> None:
+    order = [9, 0, 5, 2, 1, 3, 4, 6, 7, 8]
+    short = {"training.epochs": 1, "benchmark.order": order, "benchmark.sizes": [2] * 5, "benchmark.tasks": 1}
+    config = fb.configure("finetune", settings=short)
+    result = fb.run(config, out=tmp_path / "run")
+    (run,) = read_runs(tmp_path).runs
+    assert run.class_names[:3] == ["ankle boot", "t-shirt", "sandal"]
+    assert run.class_names == list(result.class_names)
+
+
 def test_confusion_and_class_names_are_read_in_the_order_of_learning(tmp_path: Path) -> None:
-    data = {"class_names": ["ant", "bee", "cat"]}
+    data = {"class_names": ["cat", "ant", "bee"]}
     write_run(tmp_path / "a", made_config(), MATRICES, confusion=[[9, 1], [4, 6]], class_order=[2, 0, 1], data=data)
     write_run(tmp_path / "b", made_config(seed=1), MATRICES, confusion=[[9, 1], [4]], class_order=[2, 0])
     first, second = read_runs(tmp_path).runs

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flashback.studies.comparison import compare
+from flashback.studies.jobs import run_jobs
 from flashback.studies.sweeps import parse_sweep, run_sweep
 from flashback.studies.tuning import tune
 from flashback.training.checkpoints import Checkpoints
@@ -61,6 +62,7 @@ def test_a_first_task_that_could_not_be_left_is_left_by_the_next(
 ) -> None:
     host = quick_host("finetune")
     cache, state = FirstTaskCache(tmp_path / "shared" / "key"), Trainer(host, host.benchmark).state()
+    state.values["position"]["task"] = 1
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -90,7 +92,7 @@ def test_a_stopped_sweep_keeps_its_first_tasks_for_the_next_time(tmp_path: Path,
         run_sweep(sweep, tmp_path, jobs=1, device="cpu", watch=lambda outcome, name: stop)
     assert (tmp_path / SHARED).exists()
     run_sweep(sweep, tmp_path, jobs=jobs, device="cpu")
-    assert sorted(took_over(tmp_path).values()) == [True, True]  # the stopped one, too, had no nearer state
+    assert list(took_over(tmp_path).values()) == [True, True]
     assert not (tmp_path / SHARED).exists()
 
 
@@ -100,4 +102,10 @@ def test_trials_of_a_tuning_share_one_first_task(tmp_path: Path) -> None:
     settings = {key: value for key, value in QUICK.items() if not key.startswith("flashback.")}
     tune("lwf-mc", out=tmp_path, trials=3, settings=settings, device="cpu")
     assert sorted(took_over(tmp_path).values()) == [False, True, True, True]  # the host is a run too
+    assert not (tmp_path / SHARED).exists()
+
+
+def test_first_tasks_that_a_killed_process_left_are_removed(tmp_path: Path) -> None:
+    (tmp_path / SHARED / "0123").mkdir(parents=True)
+    assert run_jobs([], None, lambda name: lambda event: None, tmp_path) == {}
     assert not (tmp_path / SHARED).exists()

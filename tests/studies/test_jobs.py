@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def test_several_runs_on_a_gpu_are_packed_unless_told_otherwise(
     ]
     monkeypatch.setattr(jobs_module, "attempt", lambda job, observer: ways.append("alone"))
     monkeypatch.setattr(
-        jobs_module, "run_packed", lambda jobs, count, watch: {j.name: ways.append("packed") for j in jobs}
+        jobs_module, "run_packed", lambda count, jobs, watch: {j.name: ways.append("packed") for j in jobs}
     )
     assert jobs_module.run_jobs(planned, count, lambda name: lambda event: None, tmp_path) == {}
     assert ways == ["packed" if packed else "alone"] * runs
@@ -63,7 +65,7 @@ def test_a_run_that_found_too_little_memory_beside_others_runs_again_alone(
         "fine": None,
     }
 
-    def run_packed(jobs: Any, count: int, watch: Any) -> dict[str, str | None]:
+    def run_packed(count: int, jobs: Any, watch: Any) -> dict[str, str | None]:
         asked.append(([job.name for job in jobs], count))
         return {job.name: problems[job.name] if len(asked) == 1 else None for job in jobs}
 
@@ -71,6 +73,33 @@ def test_a_run_that_found_too_little_memory_beside_others_runs_again_alone(
     left = jobs_module.run_jobs(made_jobs(tmp_path, *problems), 4, lambda name: lambda event: None, tmp_path)
     assert asked[1:] == [(["killed", "hit"], 4), (["hungry"], 1)]
     assert left == {"wrong": problems["wrong"]}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_run_that_another_process_trains_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packed: bool
+) -> None:
+    """The other runs go on meanwhile; the run is looked at again when its folder is free."""
+    waiting_left, attempts = {"a": 3, "c": 1}, list[str]()
+
+    def attempt(job: jobs_module.Job, observer: Any = None) -> str | None:
+        attempts.append(job.name)
+        return jobs_module.ELSEWHERE if job.name in waiting_left else None
+
+    def is_held(folder: Path) -> bool:
+        waiting_left[folder.name] -= 1
+        if waiting_left[folder.name] == 0:
+            del waiting_left[folder.name]
+        return folder.name in waiting_left
+
+    monkeypatch.setattr(jobs_module, "attempt", attempt)
+    monkeypatch.setattr(jobs_module, "run_packed", lambda count, jobs, watch: {job.name: attempt(job) for job in jobs})
+    monkeypatch.setattr(jobs_module, "is_held", is_held)
+    monkeypatch.setattr(jobs_module, "POLL", 0.0)
+    jobs = made_jobs(tmp_path, "a", "b", "c")
+    with pytest.warns(UserWarning, match=f"another process is training in {tmp_path / 'a'}; waiting for it"):
+        assert jobs_module.run_jobs(jobs, 2 if packed else 1, lambda name: lambda event: None, tmp_path) == {}
+    assert attempts == ["a", "b", "c", "c", "a"]
 
 
 def test_what_a_failure_left_goes_with_the_next_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,6 +111,19 @@ def test_what_a_failure_left_goes_with_the_next_success(monkeypatch: pytest.Monk
     monkeypatch.setattr(jobs_module, "run", lambda *_, **__: None)
     assert jobs_module.attempt(job, lambda event: None) is None
     assert not (job.folder / "failure.txt").exists()
+
+
+def test_a_finished_run_is_no_failure_if_its_folder_cannot_be_tidied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    (job,) = made_jobs(tmp_path, "one")
+    monkeypatch.setattr(jobs_module, "config_from_dict", lambda config: None)
+    monkeypatch.setattr(jobs_module, "run", lambda *_, **__: None)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert jobs_module.attempt(job, lambda event: None) is None
 
 
 def test_a_failure_that_cannot_be_noted_is_still_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -107,7 +149,7 @@ def jobs_alike(*keys: int) -> list[jobs_module.Job]:
 
 
 def test_a_run_without_another_like_it_leaves_nothing() -> None:
-    shared = jobs_module.share_first_tasks(jobs_alike(1, 2, 1, 3), Path("shared"))
+    shared = jobs_module.share_first_tasks(jobs_alike(1, 2, 1, 3), Path("shared"), 1)
     assert [job.first_tasks for job in shared] == [Path("shared"), None, Path("shared"), None]
 
 
@@ -115,18 +157,19 @@ def test_a_run_without_another_like_it_leaves_nothing() -> None:
     ("keys", "count", "expected"),
     [
         ((1, 1, 2, 2, 3, 3), 1, [1, 1, 2, 2, 3, 3]),
-        ((1, 1, 2, 2, 3, 3), 2, [1, 2, 1, 2, 3, 3]),
-        ((1, 1, 2, 2, 3, 3), 3, [1, 2, 3, 1, 2, 3]),
+        ((1, 1, 2, 2, 3, 3), 2, [1, 2, 3, 1, 2, 3]),
         ((1, 1, 1), 2, [1, 1, 1]),
     ],
 )
 def test_runs_that_share_do_not_begin_at_once_where_others_can(
     keys: tuple[int, ...], count: int, expected: list[int]
 ) -> None:
-    assert [job.config["host"]["name"] for job in jobs_module.spread(jobs_alike(*keys), count)] == expected
+    ordered = jobs_module.share_first_tasks(jobs_alike(*keys), Path("shared"), count)
+    assert [job.config["host"]["name"] for job in ordered] == expected
 
 
 @given(st.lists(st.integers(0, 4), max_size=12), st.integers(1, 5))
-def test_spreading_loses_no_run(keys: list[int], count: int) -> None:
+def test_ordering_loses_no_run(keys: list[int], count: int) -> None:
     jobs = jobs_alike(*keys)
-    assert sorted(job.seed for job in jobs_module.spread(jobs, count)) == [job.seed for job in jobs]
+    ordered = jobs_module.share_first_tasks(jobs, Path("shared"), count)
+    assert sorted(job.seed for job in ordered) == [job.seed for job in jobs]

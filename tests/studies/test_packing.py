@@ -74,7 +74,8 @@ def test_the_record_names_the_portion(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", PORTION):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (8 * GIB, 8 * GIB))
 
 
@@ -95,19 +96,19 @@ def test_mps_is_started_for_the_runs_and_stopped_after_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_cuda: None
 ) -> None:
     log = made_control(tmp_path, monkeypatch)
-    with sharing_gpu("cuda") as shared:
-        assert shared
+    with sharing_gpu("cuda", 4):
+        assert os.environ[PORTION] == "50"
         folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(folder).is_dir()
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert not {"CUDA_MPS_PIPE_DIRECTORY", PORTION} & os.environ.keys()
     asked = [line.split() for line in log.read_text().splitlines()]
     assert asked == [["get_server_list"], ["-d", folder], ["quit", folder]]
 
 
 def test_an_mps_that_runs_already_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_cuda: None) -> None:
     log = made_control(tmp_path, monkeypatch, running=0)
-    with sharing_gpu("cuda") as shared:
-        assert shared
+    with sharing_gpu("cuda", 4):
+        assert os.environ[PORTION] == "50"
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert log.read_text().split() == ["get_server_list"]
 
@@ -115,14 +116,14 @@ def test_an_mps_that_runs_already_is_used(tmp_path: Path, monkeypatch: pytest.Mo
 def test_variables_of_the_user_are_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_cuda: None) -> None:
     made_control(tmp_path, monkeypatch)
     monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", "mine")
-    with sharing_gpu("cuda"):
+    with sharing_gpu("cuda", 4):
         assert os.environ["CUDA_MPS_LOG_DIRECTORY"] != "mine"
     assert os.environ["CUDA_MPS_LOG_DIRECTORY"] == "mine"
 
 
 def test_mps_is_stopped_when_the_runs_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_cuda: None) -> None:
     log = made_control(tmp_path, monkeypatch)
-    with pytest.raises(KeyboardInterrupt), sharing_gpu("cuda"):
+    with pytest.raises(KeyboardInterrupt), sharing_gpu("cuda", 4):
         raise KeyboardInterrupt
     assert "quit" in log.read_text()
 
@@ -135,22 +136,23 @@ def test_without_mps_runs_still_share(
         made_control(tmp_path, monkeypatch, code=1)
     else:
         monkeypatch.setenv("PATH", str(tmp_path))
-    with sharing_gpu("cuda") as shared:
-        assert not shared
+    with sharing_gpu("cuda", 4):
+        assert PORTION not in os.environ
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 def test_mps_of_the_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_cuda: None) -> None:
     log = made_control(tmp_path, monkeypatch)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "mine")
-    with sharing_gpu("cuda") as shared:
-        assert shared
+    with sharing_gpu("cuda", 4):
+        assert os.environ[PORTION] == "50"
     assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "mine"
     assert not log.exists()
 
 
 def test_a_cpu_shares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = made_control(tmp_path, monkeypatch)
-    with sharing_gpu("cpu") as shared:
-        assert not shared
+    monkeypatch.delenv(PORTION, raising=False)
+    with sharing_gpu("cpu", 4):
+        assert PORTION not in os.environ
     assert not log.exists()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pooch
 import pytest
 import yaml
 
-from flashback.benchmarks import load
 from flashback.errors import FlashbackError
 from flashback.studies import jobs as running
 from flashback.studies import sweeps
@@ -30,15 +30,15 @@ def test_missing_data_are_asked_for_once_and_nothing_is_trained(
 ) -> None:
     asked: list[str] = []
 
-    def refuse(dataset: load.Dataset, folder: Path, allowed: bool) -> Path:
-        asked.append(dataset.name)
-        raise FlashbackError("no network")
+    def refuse(url: str, *_: object, **__: object) -> str:
+        asked.append(Path(url).name)
+        raise OSError("no network")
 
-    monkeypatch.setattr(load, "_download", refuse)
+    monkeypatch.setattr(pooch, "retrieve", refuse)
     sweep = parse_sweep("{hosts: [icarl], benchmarks: [split-fashion-mini, split-cifar10], seeds: [0, 1]}", "made")
-    with pytest.raises(FlashbackError, match="no network"):
+    with pytest.raises(FlashbackError, match=r"the data of cifar10 are missing.*OSError"):
         run_sweep(sweep, tmp_path / "out", data=tmp_path, device="cpu")
-    assert asked == ["cifar10"]
+    assert asked == ["cifar-10-binary.tar.gz"]
     assert trained == []
 
 
@@ -55,14 +55,14 @@ def test_benchmarks_of_one_dataset_fetch_it_once(
 ) -> None:
     asked: list[str] = []
 
-    def fetch(dataset: load.Dataset, folder: Path, allowed: bool) -> Path:
-        asked.append(dataset.name)
-        (folder / dataset.files[0]).touch()
-        return folder / dataset.files[0]
+    def fetch(url: str, known_hash: str, fname: str, path: Path, **_: object) -> str:
+        asked.append(Path(url).name)
+        (path / fname).touch()
+        return str(path / fname)
 
-    monkeypatch.setattr(load, "_download", fetch)
+    monkeypatch.setattr(pooch, "retrieve", fetch)
     run_sweep("plugins", tmp_path / "out", data=tmp_path, device="cpu")
-    assert asked == ["cifar100"]
+    assert asked == ["cifar-100-binary.tar.gz"]
     assert len(trained) == 66
 
 

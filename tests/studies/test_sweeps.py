@@ -10,17 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flashback.errors import FlashbackError
-from flashback.records.folder import dotted
+from flashback.recipes import config_from_dict
+from flashback.records import RunFolder, dotted
 from flashback.reports.references import Reference, read_references
+from flashback.studies import jobs
+from flashback.studies.comparison import compare
 from flashback.studies.jobs import RunContext, is_finished
 from flashback.studies.sweeps import Outcome, label, parse_sweep, plan, read_sweep, run_sweep, shipped_sweeps
-from flashback.training import Interrupted
+from flashback.training import Interrupted, run
 from flashback.training.trainer import Event, Observer
 
 HERE = RunContext(None, "cpu", None)
@@ -183,7 +187,7 @@ def test_bidirectional_methods_are_planned_on_twenty_tasks_too(tmp_path: Path) -
         ("{hosts: [icarl], parts: [{seeds: 1}]}", r"seeds is a list of seeds, not 1; write \[0\]$"),
         ("{hosts: [icarl], seeds: 123}", r"seeds is a list of seeds, not 123; write \[123\]$"),
         ("{hosts: [icarl], parts: 3}", "parts is a list"),
-        ("{hosts: [icarl], settings: [1]}", "settings of a sweep are a mapping"),
+        ("{hosts: [icarl], settings: [1]}", "settings is a mapping"),
         ("{hosts: [icarl], settings: {seed: 5}}", "chooses seed itself"),
         ("{hosts: [icarl], grid: {flashback.enabled: [true]}}", "chooses flashback.enabled itself"),
     ],
@@ -197,6 +201,17 @@ def test_parts_that_plan_different_runs_for_one_folder_are_refused(tmp_path: Pat
     text = "{hosts: [icarl], parts: [{settings: {training.epochs: 3}}, {settings: {training.epochs: 4}}]}"
     with pytest.raises(FlashbackError, match="two parts plan different runs"):
         plan(parse_sweep(text, "made"), tmp_path, HERE)
+
+
+def test_long_names_are_shortened_in_messages(tmp_path: Path) -> None:
+    name = "x" * 100_000
+    with pytest.raises(FlashbackError, match="unknown sweep 'xxx") as of_sweep:
+        read_sweep(name)
+    with pytest.raises(FlashbackError, match=r"^xxx.*: unknown host 'xxx") as of_host:
+        plan(parse_sweep(f"hosts: [{name}]\narms: [host]", "made"), tmp_path, HERE)
+    with pytest.raises(FlashbackError, match="each seed counts once") as of_seeds:
+        compare("icarl", seeds=[1] * 100_000, out=tmp_path)
+    assert all(len(str(error.value)) < 1000 for error in (of_sweep, of_host, of_seeds))
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
@@ -244,7 +259,7 @@ parts:
     )
     out = tmp_path / "out"
     environment = {**os.environ, "KILL_MARK": str(tmp_path / "killed"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "flashback.cli", "sweep", str(file), "--out", str(out), "--jobs", "2"]
+    command = [sys.executable, "-m", "flashback", "sweep", str(file), "--out", str(out), "--jobs", "2"]
     command += ["--device", "cpu", "--host-file", str(own)]
 
     first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
@@ -275,6 +290,56 @@ def test_states_are_told_as_runs_end(tmp_path: Path, jobs: int) -> None:
 
     run_sweep(sweep, tmp_path, device="cpu", jobs=jobs, watch=watch)
     assert [states.count("done") for states in seen] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("finished_elsewhere", [True, False])
+def test_a_run_of_another_process_is_running_elsewhere_and_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_elsewhere: bool
+) -> None:
+    """It is taken over if that process ends without finishing it."""
+    monkeypatch.setattr(jobs, "POLL", 0.0)
+    sweep = parse_sweep(QUICK + "hosts: [finetune]\narms: [host]\nseeds: [0, 1]", "made")
+    first, second = plan(sweep, tmp_path, HERE)
+    states: list[tuple[str, str]] = []
+    with ExitStack() as other_process:
+        other_process.enter_context(RunFolder.open(first.folder, first.config).lock())
+
+        def watch(outcome: Outcome, name: str) -> Observer:
+            def observe(event: Event) -> None:
+                if event["event"] == "end":
+                    states.append((name, outcome.states[name]))
+                    if name == second.name:
+                        other_process.close()
+                        if finished_elsewhere:
+                            run(config_from_dict(first.config), out=first.folder, device="cpu")
+
+            return observe
+
+        outcome = run_sweep(sweep, tmp_path, device="cpu", watch=watch)
+    assert states == [(first.name, "running elsewhere"), (second.name, "done"), (first.name, "done")]
+    assert outcome.failures == {}
+    assert outcome.finished == 2
+
+
+@pytest.mark.slow
+def test_two_sweeps_on_one_folder_share_the_work(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(QUICK + "hosts: [lwf-mc]\nseeds: [0, 1]")
+    command = [sys.executable, "-m", "flashback", "sweep", str(file), "--device", "cpu"]
+
+    def sweep(out: str) -> subprocess.Popen[str]:
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([*command, "--out", str(tmp_path / out)], **pipes)
+
+    both = [sweep("shared"), sweep("shared")]
+    for process in both:
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        assert "4 of 4 runs done" in out
+        assert "failed" not in err
+    sweep("alone").communicate(timeout=300)
+    for path in (tmp_path / "alone").rglob("results.json"):
+        assert path.read_bytes() == (tmp_path / "shared" / path.relative_to(tmp_path / "alone")).read_bytes()
 
 
 def test_records_from_another_machine_count_as_done(tmp_path: Path) -> None:

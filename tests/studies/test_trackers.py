@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trackers import Curves, FakeMlflow, FakeWandb
+from fake_trackers import Curves, FakeMlflow, FakeRun, FakeWandb
 
 import flashback as fb
 from flashback.errors import FlashbackError
-from flashback.training import Trainer, build_method
+from flashback.training import Checkpoints, Trainer, build_method
 from flashback.training.trackers import tracking
 from helpers import quick_config, tiny_benchmark
 
@@ -77,10 +78,9 @@ def test_mlflow_gets_parameters_and_metrics(tmp_path: Path, mlflow: FakeMlflow) 
 
 def test_missing_and_unknown_trackers_get_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(FlashbackError, match="needs the package wandb"):
-        train_with("wandb", tmp_path)
-    with pytest.raises(FlashbackError, match="did you mean 'tensorboard'"):
-        train_with("tensorbord", tmp_path)
+    for name, sentence in (("wandb", "needs the package wandb"), ("tensorbord", "did you mean 'tensorboard'")):
+        with pytest.raises(FlashbackError, match=sentence):
+            fb.run(fb.configure("finetune"), out=tmp_path / "run", device="cpu", track=[name])
 
 
 def test_a_run_closes_its_trackers_however_it_ends(tmp_path: Path, wandb: FakeWandb) -> None:
@@ -95,6 +95,78 @@ def test_a_run_closes_its_trackers_however_it_ends(tmp_path: Path, wandb: FakeWa
 def test_trackers_need_a_folder() -> None:
     with pytest.raises(FlashbackError, match=r"trackers write into the folder of a run; give one \(out=\)"):
         fb.run(fb.configure("finetune"), track=["tensorboard"])
+
+
+# ---------------------------------------------------------------- trackers that fail
+
+
+def failing_from(call: int, method: Any) -> Any:
+    calls = iter(range(1, 10**6))
+
+    def report(*given: Any, **named: Any) -> Any:
+        if next(calls) >= call:
+            raise ConnectionError("the server does not answer")
+        return method(*given, **named)
+
+    return report
+
+
+def untracked(folder: Path) -> dict[str, Any]:
+    config = fb.configure("lwf-mc", settings={**SETTINGS, "checkpoint.minutes": 1e6})
+    return fb.run(config, out=folder, device="cpu").as_dict()
+
+
+@pytest.mark.parametrize("call", [1, 5])
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow"])
+def test_a_tracker_that_fails_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tracker: str, call: int
+) -> None:
+    """The run saves its state and goes on to the same result."""
+    if tracker == "tensorboard":
+        writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
+        monkeypatch.setattr(writer, "add_scalar", failing_from(call, writer.add_scalar))
+    elif tracker == "wandb":
+        request.getfixturevalue("wandb")
+        monkeypatch.setattr(FakeRun, "log", failing_from(call, FakeRun.log))
+    else:
+        fake = request.getfixturevalue("mlflow")
+        monkeypatch.setattr(fake, "log_metrics", failing_from(call, fake.log_metrics))
+    saved: list[str] = []
+    save = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda self, state: (saved.append(self.folder.name), save(self, state)))
+    config = fb.configure("lwf-mc", settings={**SETTINGS, "checkpoint.minutes": 1e6})
+    with pytest.warns(UserWarning, match=f"the tracker {tracker} failed") as caught:
+        result = fb.run(config, out=tmp_path / "run", device="cpu", track=[tracker])
+    sentence = f"the tracker {tracker} failed (ConnectionError: the server does not answer) and is switched off"
+    assert [str(warning.message) for warning in caught] == [f"{sentence}; the run goes on"]
+    assert len(saved) == 2, "once when the tracker failed, and at the end"
+    assert result.as_dict() == untracked(tmp_path / "other")
+
+
+def test_a_tracker_that_cannot_be_closed_does_not_spoil_a_run(
+    tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeRun, "finish", failing_from(1, FakeRun.finish))
+    config = fb.configure("lwf-mc", settings=SETTINGS)
+    with pytest.warns(UserWarning, match="the tracker wandb failed"):
+        assert fb.run(config, out=tmp_path, device="cpu", track=["wandb"]).as_dict() == untracked(tmp_path / "other")
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_thread_of_a_tracker_fails_without_a_traceback(tmp_path: Path, wandb: FakeWandb) -> None:
+    """The tracker itself raises at its next call, which is a warning of one sentence."""
+    with tracking(["wandb"], quick_config("lwf-mc", flashback=True), tmp_path):
+        thread = threading.Thread(target=failing_from(1, None))
+        thread.start()
+        thread.join()
+
+
+def test_a_tracker_that_cannot_start_stops_the_run_at_once(
+    tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeWandb, "init", failing_from(1, FakeWandb.init))
+    with pytest.raises(FlashbackError, match=r"the tracker wandb cannot start \(ConnectionError: the server does not"):
+        fb.run(fb.configure("lwf-mc", settings=SETTINGS), out=tmp_path, device="cpu", track=["wandb"])
 
 
 # ---------------------------------------------------------------- interrupted and resumed
@@ -124,7 +196,7 @@ def shown_by_tensorboard(folder: Path) -> Curves:
     return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-@pytest.fixture(params=["tensorboard", "wandb", "mlflow"])
+@pytest.fixture(params=["tensorboard", "wandb", pytest.param("mlflow", marks=pytest.mark.slow)])
 def shown(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
     """A tracker and what it shows of a folder: its newest run."""
     if request.param == "tensorboard":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,14 +81,15 @@ def test_the_recipe_is_found_by_any_path_of_the_data(
     assert "tuned" not in read_report("tuned").skipped
 
 
-@pytest.mark.slow
-def test_only_different_choices_count(fake_runs: list[Any], tmp_path: Path) -> None:
+def test_only_different_choices_count(fake_runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optuna = pytest.importorskip("optuna")
+    studies: list[Any] = []
+    create = optuna.create_study
+    monkeypatch.setattr(optuna, "create_study", lambda **options: studies.append(create(**options)) or studies[0])
     best = tune("icarl", out=tmp_path, trials=7, settings=SETTINGS)
     choices = {(trial["flashback.alpha"], trial["flashback.epochs"]) for trial in best.trials}
     assert len(choices) == len(best.trials) == len(fake_runs) == 7
-    study = optuna.load_study(study_name="flashback", storage=f"sqlite:///{tmp_path / 'study.db'}")
-    assert len(study.trials) > 7  # or nothing came up twice, and this test has seen nothing
+    assert len(studies[0].trials) > 7  # or nothing came up twice, and this test has seen nothing
 
 
 def test_the_command_says_how_to_use_what_it_found(
@@ -173,24 +176,67 @@ def test_another_tuning_in_the_same_folder_is_refused(fake_runs: list[Any], tmp_
         tune("lwf-mc", out=tmp_path, trials=1, settings=SETTINGS)
 
 
-def test_an_interrupted_trial_is_made_again(
-    fake_runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("runs_between", [1, 3])
+def test_an_interrupted_study_equals_one_that_was_not(
+    fake_runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_between: int
 ) -> None:
     pytest.importorskip("optuna")
-    working = tuning.run
+    whole = tune("icarl", out=tmp_path / "whole", trials=7, settings=SETTINGS)
+    tried = [config.flashback for config in fake_runs]
+    fake_runs.clear()
+    working, started = tuning.run, 0
 
-    def interrupted(config: Any, **_: Any) -> None:
-        fake_runs.append(config)
-        raise Interrupted
+    def interrupted(config: Any, **options: Any) -> None:
+        nonlocal started
+        started += 1
+        if started % (runs_between + 1) == 0:
+            raise Interrupted
+        working(config, **options)
 
     monkeypatch.setattr(tuning, "run", interrupted)
-    for _ in range(3):  # each time the sampler itself would choose another
-        with pytest.raises(Interrupted):
-            tune("icarl", out=tmp_path, trials=1, settings=SETTINGS)
-    monkeypatch.setattr(tuning, "run", working)
-    assert len(tune("icarl", out=tmp_path, trials=1, settings=SETTINGS).trials) == 1
-    assert len(fake_runs) == 4
-    assert all(config.flashback == fake_runs[0].flashback for config in fake_runs)  # the same choice
+    result = None
+    while result is None:
+        with suppress(Interrupted):
+            result = tune("icarl", out=tmp_path / "stopped", trials=7, settings=SETTINGS)
+    assert started > 8  # the host and seven choices, and at least one of them again
+    assert [config.flashback for config in fake_runs] == tried
+    assert replace(result, recipe=whole.recipe) == whole
+    assert result.recipe.read_bytes() == whole.recipe.read_bytes()
+
+
+def test_asking_for_more_trials_later_equals_asking_at_once(fake_runs: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    for trials in (2, 3, 7):
+        later = tune("icarl", out=tmp_path / "later", trials=trials, settings=SETTINGS)
+    at_once = tune("icarl", out=tmp_path / "once", trials=7, settings=SETTINGS)
+    assert [config.flashback for config in fake_runs[:7]] == [config.flashback for config in fake_runs[7:]]
+    assert replace(later, recipe=at_once.recipe) == at_once
+
+
+@pytest.mark.parametrize("kind", ["garbage", "truncated", "folder", "link"])
+def test_a_study_file_of_an_earlier_version_is_left_alone(fake_runs: list[Any], tmp_path: Path, kind: str) -> None:
+    """The runs are the study; nothing in study.db, whatever it is, can stop or change it."""
+    pytest.importorskip("optuna")
+    expected = tune("icarl", out=tmp_path / "clean", trials=2, settings=SETTINGS)
+    path, outside = tmp_path / "old" / "study.db", tmp_path / "outside"
+    path.parent.mkdir()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(outside)
+    else:
+        path.write_bytes(random.Random(0).randbytes(3000) if kind == "garbage" else b"SQLite format 3\0")
+        (path.parent / "config.yaml").write_text("{}")
+    result = tune("icarl", out=path.parent, trials=2, settings=SETTINGS)
+    assert replace(result, recipe=expected.recipe) == expected
+    assert not outside.exists()
+
+
+def test_a_folder_that_holds_a_run_is_refused(fake_runs: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    (tmp_path / "config.yaml").write_text("{}")
+    with pytest.raises(FlashbackError, match="holds a run; choose another folder"):
+        tune("icarl", out=tmp_path, trials=1, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("key", ["flashback.enabled", "seed", "flashback.alpha", "flashback.epochs"])
@@ -294,11 +340,13 @@ def test_what_cannot_be_chosen_is_refused_before_anything_is_trained(
     assert runs_of_the_host == []
 
 
-def test_a_study_keeps_what_it_chooses_among(runs_of_the_host: list[Any], tmp_path: Path) -> None:
+def test_runs_count_for_a_study_over_other_values(runs_of_the_host: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    tune("lwf-mc", out=tmp_path, over=RATES, trials=1, settings=BOTH)
-    with pytest.raises(FlashbackError, match="holds a tuning over"):
-        tune("lwf-mc", out=tmp_path, over={**RATES, "training.batch_size": [50]}, trials=1, settings=BOTH)
+    tune("lwf-mc", out=tmp_path, over=RATES, trials=9, settings=BOTH)
+    before = len(runs_of_the_host)
+    fewer = tune("lwf-mc", out=tmp_path, over={**RATES, "training.batch_size": [50]}, trials=9, settings=BOTH)
+    assert len(fewer.trials) == 3
+    assert len(runs_of_the_host) == before
 
 
 def test_the_command_takes_values_with_commas_or_a_list(

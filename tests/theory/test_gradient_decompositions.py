@@ -16,7 +16,7 @@ from second_phase import ALPHA, Situation, assert_equal_gradients, gradient, in_
 from torch import Tensor
 
 from flashback.knowledge import ReplayedTargets, Support, flat
-from flashback.nets import BoostedOutput
+from flashback.nets.growing import BoostedOutput
 
 STABLE = 0.75  # alpha_s where a test is free to choose it
 

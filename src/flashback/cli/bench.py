@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from flashback.cli.console import make_table, output, show_line
-from flashback.cli.options import Device, Host, HostFile, Precision, Set
-from flashback.config import parse_assignment
+from flashback.cli import options as opt
+from flashback.cli.console import say, show_line, show_table
 
 if TYPE_CHECKING:
     from flashback.bench import Figure
@@ -19,71 +18,49 @@ Names = list[str] | None
 
 
 def bench(
-    hosts: Annotated[Names, typer.Argument(help="Which hosts; default: all, and icarl for whole runs.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for bench.json; one that is there is continued.")] = None,
-    device: Device = "auto",
-    host_file: HostFile = None,
-    precision: Precision = None,
-    batch: Annotated[list[int] | None, typer.Option(metavar="SIZE", help="A batch size; may be repeated.")] = None,
-    mode: Annotated[Names, typer.Option(metavar="NAME", help="eager, captured or fast; may be repeated.")] = None,
-    flashback: Annotated[bool | None, typer.Option(help="With it or without it only; default: both.")] = None,
-    only: Annotated[Names, typer.Option(metavar="KIND", help="steps or runs; default: both.")] = None,
-    tasks: Annotated[int | None, typer.Option(help="How many tasks a whole run has; default: few.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="How many epochs a task of it has; default: few.")] = None,
+    hosts: Annotated[Names, Argument(help="Which hosts; default: all.")] = None,
+    out: Annotated[Path | None, Option(help="A folder for bench.json.")] = None,
+    device: opt.Device = "auto",
+    host_file: opt.HostFile = None,
+    precision: opt.Precision = None,
+    batch: Annotated[list[int] | None, Option(metavar="SIZE", help="A batch size; may be repeated.")] = None,
+    mode: Annotated[Names, Option(metavar="NAME", help="eager, captured or fast; may be repeated.")] = None,
+    flashback: Annotated[bool | None, Option(help="With it or without it only; default: both.")] = None,
 ) -> int:
     """How fast is training on this machine?
 
-    Measures the training step in steady state, and whole short runs, on random images.
+    Measures the training step in steady state, on random images.
     """
     from flashback.bench import bench as measure
 
-    result = measure(
-        hosts or (),
-        batches=batch or (),
-        modes=mode or (),
-        flashback=flashback,
-        only=only or (),
-        tasks=tasks,
-        epochs=epochs,
-        device=device,
-        precision=precision,
-        host_file=host_file,
-        out=out,
-        show=lambda figure: typer.echo(f"{name_of(figure)}: {figure.problem or speed_of(figure)}", err=True),
-    )
+    cases: dict[str, Any] = {"batches": batch or (), "modes": mode or (), "flashback": flashback}
+    place: dict[str, Any] = {"device": device, "precision": precision, "host_file": host_file, "out": out}
+    result = measure(hosts or (), show=say_figure, **cases, **place)
     show_line(f"{result.device}, {result.precision}, torch {result.versions.get('torch')}, {result.date}")
-    columns = ("batch", "mode", "images/s", "steps/s", "preparation s", "peak MiB")
-    table = make_table("speed of training", "what", *columns)
-    for figure in result.figures:
-        if not figure.problem:
-            rates = (f"{figure.images_per_second:,.0f}", f"{figure.steps_per_second:,.1f}")
-            peak = f"{figure.peak_bytes / 2**20:,.0f}" if figure.peak_bytes else "-"
-            cells = (str(figure.batch_size), figure.mode, *rates, f"{figure.preparation_seconds:.1f}", peak)
-            table.add_row(name_of(figure), *cells)
-    output().print(table)
-    problems = [figure for figure in result.figures if figure.problem]
-    for figure in problems:
-        typer.echo(f"failed: {name_of(figure)}, {figure.mode}: {figure.problem}", err=True)
+    columns = ("method", "batch", "mode", "images/s", "steps/s", "preparation s", "peak MiB")
+    show_table("speed of training steps", columns, (figure_row(one) for one in result.figures if not one.problem))
     if out is not None:
         show_line(f"Figures: {out / 'bench.json'}")
-    return 1 if problems else 0
+    return 1 if any(figure.problem for figure in result.figures) else 0
 
 
 def name_of(figure: Figure) -> str:
-    method = f"{figure.host} + flashback" if figure.flashback else figure.host
-    what = f"run of {figure.tasks} tasks, {figure.epochs} epochs each" if figure.kind == "runs" else "step"
-    return f"{method}, {what}"
+    return f"{figure.host} + flashback" if figure.flashback else figure.host
 
 
-def speed_of(figure: Figure) -> str:
-    seconds = f", {figure.seconds:.1f} s" if figure.seconds else ""
-    return f"batch {figure.batch_size}, {figure.mode}: {figure.images_per_second:,.0f} images/s{seconds}"
+def say_figure(figure: Figure) -> None:
+    outcome = f"failed: {figure.problem}" if figure.problem else f"{figure.images_per_second:,.0f} images/s"
+    say(f"{name_of(figure)}, batch {figure.batch_size}, {figure.mode}: {outcome}")
 
 
-# ---------------------------------------------------------------- check
+def figure_row(figure: Figure) -> list[str]:
+    rates = (f"{figure.images_per_second:,.0f}", f"{figure.steps_per_second:,.1f}")
+    peak = f"{figure.peak_bytes / 2**20:,.0f}" if figure.peak_bytes else "-"
+    case = (name_of(figure), str(figure.batch_size), figure.mode)
+    return [*case, *rates, f"{figure.preparation_seconds:.1f}", peak]
 
 
-def check(host: Host, host_file: HostFile = None, settings: Set = None) -> int:
+def check(host: opt.Host, host_file: opt.HostFile = None, settings: opt.Set = None) -> int:
     """Check that a host keeps what comparisons rest on.
 
     Short runs on made images, on the CPU: the same seed ends the same, a stopped run goes on exactly, flashback goes
@@ -92,8 +69,7 @@ def check(host: Host, host_file: HostFile = None, settings: Set = None) -> int:
     from flashback.conformance import check_host
     from flashback.reports.words import plural
 
-    values = dict(map(parse_assignment, settings or []))
-    checks = check_host(host, settings=values, host_file=host_file, watch=show_check)
+    checks = check_host(host, settings=opt.parse_settings(settings), host_file=host_file, watch=show_check)
     broken = sum(not one.kept for one in checks)
     verdict = f"breaks {broken} of" if broken else "keeps all"
     show_line(f"{host} {verdict} {plural(len(checks), 'promise')}.")

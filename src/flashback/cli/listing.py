@@ -1,54 +1,47 @@
 """What there is to choose from, told without importing torch, which takes seconds."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from rich.table import Table
-
 from flashback.benchmarks import describe_benchmarks
-from flashback.cli.console import make_table
+from flashback.cli.console import show_table
 
 PACKAGE = Path(__file__).parents[1]
 SHORT_LISTS = ("hosts", "benchmarks", "nets")
 LISTS = (*SHORT_LISTS, "recipes", "sweeps")
 
 
-def list_table(what: str, host_file: Sequence[Path] | None = None) -> Table:
+def show_list(what: str, host_file: Sequence[Path] | None = None) -> None:
+    columns: Sequence[str] = ("name", "what it is")
+    rows: list[tuple[str, ...]]
     if what == "hosts":
-        table = make_table("hosts", "name", "family", "flashback", "what it does", texts=4)
-        for name, host in entries("hosts", "HOSTS", host_file).items():
-            table.add_row(name, host.family, "yes" if host.has_knowledge else "no", first_line(host))
+        columns = ("name", "family", "flashback", "what it does")
+        hosts = entries("hosts", "HOSTS", host_file)
+        rows = [(name, h.family, "yes" if h.has_knowledge else "no", first_line(h)) for name, h in hosts.items()]
     elif what == "nets":
-        table = make_table("nets", "name", "what it is", texts=2)
-        for name, net in entries("nets", "NETS", host_file).items():
-            table.add_row(name, first_line(net))
-        timm = "Any image model of timm, if it is installed; cls: its class token."
-        table.add_row("timm:MODEL[:pretrained][:cls]", timm)
+        rows = [(name, first_line(net)) for name, net in entries("nets", "NETS", host_file).items()]
+        rows += [
+            ("timm:MODEL[:cls]", "Any image model of timm, if it is installed; cls: its class token."),
+            ("timm:MODEL:pretrained", "With weights from timm's cache; add :download to fetch them if necessary."),
+            ("timm:MODEL:weights=FILE", "With the weights of a file; may follow :cls."),
+        ]
     elif what == "benchmarks":
-        rows = describe_benchmarks()
-        table = make_table("benchmarks", *rows[0], texts=len(rows[0]))
-        for row in rows:
-            table.add_row(*map(str, row.values()))
+        benchmarks = describe_benchmarks()
+        columns, rows = list(benchmarks[0]), [tuple(map(str, row.values())) for row in benchmarks]
     elif what == "recipes":
         from flashback.recipes import list_recipes
 
-        table = make_table("recipes", "host", "benchmark", "kind", "note", texts=4)
-        for recipe in list_recipes():
-            table.add_row(recipe.host, recipe.benchmark, recipe.kind, recipe.note)
+        columns = ("host", "benchmark", "kind", "note")
+        rows = [(recipe.host, recipe.benchmark, recipe.kind, recipe.note) for recipe in list_recipes()]
     else:
         from flashback.studies.sweeps import read_sweep
 
-        table = make_table("sweeps", "name", "what it is", texts=2)
-        for name in sweep_names():
-            table.add_row(name, read_sweep(name).title)
-    return table
+        rows = [(name, read_sweep(name).title) for name in sweep_names()]
+    show_table(what, columns, rows, texts=len(columns))
 
 
 def sweep_names() -> list[str]:
@@ -71,33 +64,26 @@ def entries(package: str, registry: str, host_file: Sequence[Path] | None) -> Ma
     return {name: filled[name] for name in filled}
 
 
-# ---------------------------------------------------------------- reading source files
-
-
 @cache
-def registered(package: str, registry: str) -> dict[str, Any]:
-    """What the files of a package register by a decorator, by name: the docstring, family and has_knowledge of each."""
+def registered(package: str, registry: str) -> dict[str, type]:
+    """What the files of a package register by a decorator, by name: classes with the docstrings and constants alone."""
     trees = [ast.parse(file.read_bytes()) for file in sorted((PACKAGE / package).rglob("*.py"))]
     nodes = {n.name: n for tree in trees for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+
+    @cache
+    def outline(name: str) -> type:
+        bases = [base.id for base in getattr(nodes[name], "bases", []) if isinstance(base, ast.Name)]
+        values: dict[str, Any] = {"__doc__": ast.get_docstring(nodes[name])}
+        for statement in nodes[name].body:
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant):
+                target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+                values[ast.unparse(target)] = statement.value.value
+        return type(name, tuple(outline(base) for base in bases if base in nodes), values)
+
     entries = {
-        ast.literal_eval(call.args[0]): SimpleNamespace(__doc__=ast.get_docstring(node), **constants(node, nodes))
+        ast.literal_eval(call.args[0]): outline(node.name)
         for node in nodes.values()
         for call in node.decorator_list
         if isinstance(call, ast.Call) and ast.unparse(call.func) == f"{registry}.register"
     }
     return dict(sorted(entries.items()))
-
-
-def constants(node: ast.AST, nodes: Mapping[str, ast.AST]) -> dict[str, Any]:
-    """The class attributes that are constants, inherited ones included."""
-    if not isinstance(node, ast.ClassDef):
-        return {}
-    values: dict[str, Any] = {}
-    for base in reversed(node.bases):
-        if isinstance(base, ast.Name) and base.id in nodes:
-            values |= constants(nodes[base.id], nodes)
-    for statement in node.body:
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant):
-            target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
-            values[ast.unparse(target)] = statement.value.value
-    return values

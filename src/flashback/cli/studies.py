@@ -9,11 +9,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import flashback as fb
 from flashback.cli import options as opt
-from flashback.cli.console import make_table, output, show_line
+from flashback.cli.console import show_line, show_table
 from flashback.cli.listing import sweep_names
 from flashback.config import parse_assignment
 
@@ -21,24 +21,20 @@ if TYPE_CHECKING:
     from flashback.cli.progress import ProgressView
     from flashback.studies.jobs import Job
     from flashback.studies.sweeps import Outcome, Sweep
-    from flashback.studies.tuning import Tuned
     from flashback.training.trainer import Event, Observer
 
 SYMBOLS = {"flashback.alpha": "alpha_p", "flashback.epochs": "E1"}
 
 
-# ---------------------------------------------------------------- sweep
-
-
 def sweep(
-    file: Annotated[str, typer.Argument(help=f"A YAML file, or one of: {', '.join(sweep_names())}.")],
+    file: Annotated[str, Argument(help=f"A YAML file, or one of: {', '.join(sweep_names())}.")],
     out: opt.Out = None,
     jobs: opt.Jobs = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
     host_file: opt.HostFile = None,
     track: opt.Track = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned runs and train none.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the planned runs and train none.")] = False,
 ) -> int:
     """Make many runs from one file, those that are missing.
 
@@ -48,28 +44,23 @@ def sweep(
     from flashback.cli.tables import report_failures, show_answers
     from flashback.reports import read_report
     from flashback.studies.jobs import RunContext
-    from flashback.studies.sweeps import plan, read_sweep
+    from flashback.studies.sweeps import left_out, plan, read_sweep
 
     chosen, out = read_sweep(file), out or Path("runs") / f"sweep-{Path(file).stem}"
     triples = ((h, b, part.recipe) for part in chosen.parts for h, b in product(part.hosts, part.benchmarks))
-    for host, benchmark, recipe in dict.fromkeys(triples):
-        opt.note_missing_recipe(host, benchmark, recipe, host_file)
+    for triple in dict.fromkeys(triples):
+        opt.note_missing_recipe(*triple, host_file)
     if dry_run:
-        show_plan(chosen, plan(chosen, out, RunContext.of(data, device, host_file, jobs)))
+        show_plan(chosen, plan(chosen, out, RunContext.of(data, device, host_file)))
+    else:
+        place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
+        with ProgressView() as view:
+            outcome = fb.run_sweep(chosen, out, track=track or [], watch=watch_states(view), **place)
+        show_line(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.")
+    if bare := left_out(chosen):
+        show_line(f"Left out: flashback for {', '.join(bare)}; there is no knowledge to attach to.")
+    if dry_run:
         return 0
-    with ProgressView() as view:
-        outcome = fb.run_sweep(
-            chosen,
-            out,
-            jobs=jobs,
-            data=data,
-            device=device,
-            host_file=host_file,
-            track=track or [],
-            watch=watch_states(view),
-        )
-    show_line(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.")
-    note_bare_hosts(chosen)
     if (report := read_report(out)).pairings:
         show_answers(report)
     show_line(f"Records: {out}; see them with: flashback report {out}")
@@ -77,26 +68,15 @@ def sweep(
 
 
 def show_plan(chosen: Sweep, planned: Sequence[Job]) -> None:
-    """Print all runs with their states, and which data are missing for those that wait."""
-    from flashback.studies.jobs import lacking_data
-    from flashback.studies.sweeps import survey
+    from flashback.benchmarks.load import missing_data
+    from flashback.studies.sweeps import benchmarks_of, survey
 
     outcome, waiting = survey(planned)
-    table = make_table(chosen.title, "run", "state", texts=2)
-    for name, state in outcome.states.items():
-        table.add_row(name, state)
-    output().print(table)
+    show_table(chosen.title, ("run", "state"), outcome.states.items(), texts=2)
     show_line(f"{outcome.finished} of {len(planned)} runs done; nothing was trained.")
-    for sentence in lacking_data(waiting):
+    sentences = (missing_data(name, waiting[0].context.data) for name in benchmarks_of(waiting))
+    for sentence in dict.fromkeys(filter(None, sentences)):
         show_line(f"{sentence[0].upper()}{sentence[1:]}.")
-    note_bare_hosts(chosen)
-
-
-def note_bare_hosts(chosen: Sweep) -> None:
-    from flashback.studies.sweeps import left_out
-
-    if bare := left_out(chosen):
-        show_line(f"Left out: flashback for {', '.join(bare)}; there is no knowledge to attach to.")
 
 
 def watch_states(view: ProgressView) -> Callable[[Outcome, str], Observer]:
@@ -110,22 +90,19 @@ def watch_states(view: ProgressView) -> Callable[[Outcome, str], Observer]:
             if event["event"] == "end":
                 counts = Counter(outcome.states.values())
                 summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-                view.print(f"{outcome.states[name]}: {name} ({summary})")
+                view.say(f"{outcome.states[name]}: {name} ({summary})")
 
         return observe
 
     return watch
 
 
-# ---------------------------------------------------------------- tune
-
-
 def tune(
     host: opt.Host,
     out: opt.Out = None,
     benchmark: opt.Benchmark = None,
-    trials: Annotated[int, typer.Option(help="How many choices to try, finished ones included.")] = 8,
-    seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
+    trials: Annotated[int, Option(help="How many choices to try, finished ones included.")] = 8,
+    seed: Annotated[int, Option(help="Decides all randomness.")] = 0,
     recipe: opt.Recipe = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
@@ -133,7 +110,7 @@ def tune(
     settings: opt.Set = None,
     over: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="KEY=A,B,C",
             help="Values to choose among, e.g. training.lr=0.03,0.1,0.3; may be repeated. Default: alpha_p and E1.",
         ),
@@ -146,37 +123,27 @@ def tune(
     from flashback.cli.progress import ProgressView
     from flashback.results.naming import value_in_words
 
-    benchmark = benchmark or opt.DEFAULT_BENCHMARK
+    benchmark, recipe = benchmark or opt.DEFAULT_BENCHMARK, recipe or opt.DEFAULT_RECIPE
+    out = out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}"
+    chosen: dict[str, Any] = {"settings": opt.parse_settings(settings), "over": dict(map(parse_values, over or []))}
+    place: dict[str, Any] = {"out": out, "data": data, "device": device, "host_file": host_file}
     with ProgressView() as view:
-        best = fb.tune(
-            host,
-            benchmark,
-            out=out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}",
-            trials=trials,
-            seed=seed,
-            recipe=recipe or opt.DEFAULT_RECIPE,
-            settings=dict(map(parse_assignment, settings or [])),
-            over=dict(map(parse_values, over or [])),
-            data=data,
-            device=device,
-            host_file=host_file,
-            watch=view.watch,
-        )
-    names = [SYMBOLS.get(key, key) for key in best.choice]
-    table = make_table("choices, best first", *names, "validation accuracy", texts=0)
-    for trial in best.trials:
-        table.add_row(*(value_in_words(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}")
-    table.add_row(*("-" for _ in names), f"{best.host_accuracy:.2f}", style="dim")
-    output().print(table)
+        best = fb.tune(host, benchmark, trials=trials, seed=seed, recipe=recipe, watch=view.watch, **chosen, **place)
+    rows = [[*(value_in_words(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}"] for trial in best.trials]
+    rows.append([*("-" for _ in best.choice), f"{best.host_accuracy:.2f}"])
+    columns = [*(SYMBOLS.get(key, key) for key in best.choice), "validation accuracy"]
+    show_table("choices, best first", columns, rows, texts=0)
     as_recipe = "" if best.with_flashback else " as its recipe has it"
-    output().print(f"The last row is the host alone{as_recipe}.{no_gain(best)}")
+    is_better = best.accuracy > best.host_accuracy
+    flashback = "flashback may not pay here, or " if best.with_flashback else ""
+    advice = "" if is_better else f" No choice is better on these images: {flashback}more epochs and trials are needed."
+    show_line(f"The last row is the host alone{as_recipe}.{advice}")
     if len(best.trials) < trials:
-        output().print(f"These {len(best.trials)} are all choices there are.")
+        show_line(f"These {len(best.trials)} are all choices there are.")
     options = [("--data", data), *(("--host-file", file) for file in host_file or [])]
     given = [str(word) for option in options if option[1] is not None for word in option]
     command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *given]
-    use = "Use it" if best.accuracy > best.host_accuracy else "To see it on test images all the same"
-    show_line(f"{use}: {shlex.join(command)}")
+    show_line(f"{'Use it' if is_better else 'To see it on test images all the same'}: {shlex.join(command)}")
 
 
 def parse_values(assignment: str) -> tuple[str, Any]:
@@ -185,26 +152,16 @@ def parse_values(assignment: str) -> tuple[str, Any]:
     return parse_assignment(f"{key}{equals}[{text}]" if equals and not text.strip().startswith("[") else assignment)
 
 
-def no_gain(best: Tuned) -> str:
-    if best.accuracy > best.host_accuracy:
-        return ""
-    flashback = "flashback may not pay here, or " * best.with_flashback
-    return f" No choice is better on these images: {flashback}more epochs and trials are needed."
-
-
-# ---------------------------------------------------------------- cka
-
-
 def cka(
-    host: Annotated[Path, typer.Argument(help="The folder of a finished run of the host.")],
-    flashback: Annotated[Path, typer.Argument(help="That of the same host with flashback.")],
-    reference: Annotated[Path, typer.Argument(help="That of a run on all tasks at once (joint).")],
-    out: Annotated[Path | None, typer.Option(help="A folder for cka.json, which a report shows.")] = None,
+    host: Annotated[Path, Argument(help="The folder of a finished run of the host.")],
+    flashback: Annotated[Path, Argument(help="That of the same host with flashback.")],
+    reference: Annotated[Path, Argument(help="That of a run on all tasks at once (joint).")],
+    out: Annotated[Path | None, Option(help="A folder for cka.json, which a report shows.")] = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
     host_file: opt.HostFile = None,
     after_tasks: Annotated[
-        int | None, typer.Option(help="Both arms as they were after so many tasks; needs checkpoint.tasks=true.")
+        int | None, Option(help="Both arms as they were after so many tasks; needs checkpoint.tasks=true.")
     ] = None,
 ) -> None:
     """How near do both arms stay to joint training?
@@ -216,9 +173,7 @@ def cka(
     similarity = compare_representations(
         host, flashback, reference, data=data, device=device, host_file=host_file, out=out, after_tasks=after_tasks
     )
-    columns = ("old, host", "old, flashback", "new, host", "new, flashback")
-    table = make_table("CKA with joint training, on old and new classes", "layer", *columns)
-    for k, layer in enumerate(similarity["layers"]):
-        values = [similarity[part][arm][k] for part in ("old", "new") for arm in ("host", "flashback")]
-        table.add_row(layer, *(f"{value:.4f}" for value in values))
-    output().print(table)
+    values = [similarity[part][arm] for part in ("old", "new") for arm in ("host", "flashback")]
+    rows = ((layer, *(f"{each[k]:.4f}" for each in values)) for k, layer in enumerate(similarity["layers"]))
+    columns = ("layer", "old, host", "old, flashback", "new, host", "new, flashback")
+    show_table("CKA with joint training, on old and new classes", columns, rows)

@@ -1,36 +1,18 @@
 """What a terminal shows of a run, of a comparison and of a report."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
-import typer
-from rich.table import Table
-from rich.text import Text
-
-from flashback.cli.console import make_table, output, show_line
-from flashback.records import RunRecord
+from flashback.cli.console import say, show_line, show_table
+from flashback.metrics.statistics import number
 from flashback.records.terms import ARMS, FLASHBACK, SETTINGS
 from flashback.reports import Report
-from flashback.reports import tables as report_tables
-from flashback.reports.words import (
-    HIGHER_IS_BETTER,
-    SETTING_TITLES,
-    TITLES,
-    interval,
-    number,
-    plural,
-    probability,
-    sample_text,
-    signed,
-    unmatched_seeds,
-    unvalued_seeds,
-)
-from flashback.results import Comparison, Row, Run
+from flashback.reports.tables import OVERVIEW, against_table, methods_tables, row_cells
+from flashback.reports.words import SETTING_TITLES, TITLES, heading, plural, unmatched_seeds, unvalued_seeds
+from flashback.results import Comparison, Cost, Run
 from flashback.studies.jobs import group_failures
 
-WIDE = 96  # columns of a terminal that has room between the columns of a comparison; 80 hold them all
 MOST_ANSWERS = 10  # comparisons that have a sentence each
 OUTCOMES = {
     "better": "significantly better with flashback",
@@ -40,66 +22,42 @@ OUTCOMES = {
 }
 
 
-def arrow(metric: str) -> str:
-    return "" if HIGHER_IS_BETTER[metric] else " ↓"
-
-
-# ---------------------------------------------------------------- one run
-
-
-def run_table(run: Run) -> Table:
+def show_results(run: Run) -> None:
     arm = "with" if run.arm == FLASHBACK else "without"
     title = f"{run.host} {arm} flashback on {run.benchmark}, seed {run.seed}"
-    table = make_table(title, f"{run.classifier} classifier", *SETTING_TITLES.values())
-    for metric in run.metric_names:
-        name = f"{TITLES[metric][1]}{arrow(metric)}"
-        table.add_row(name, *(number(run.metric(metric, setting)) for setting in SETTINGS))
-    return table
+    rows = ([TITLES[m][1], *(number(run.metric(m, setting)) for setting in SETTINGS)] for m in run.metric_names)
+    show_table(title, [f"{run.classifier} classifier", *SETTING_TITLES.values()], rows)
+    cost = run.record.run
+    sizes = ", ".join(f"{size:,} bytes of {kind} knowledge" for kind, size in cost["knowledge_bytes"].items())
+    show_line(f"{cost['steps']:,} optimiser steps on {cost['images']:,} images, {sizes}, {cost['seconds']:.0f} s")
 
 
-def run_cost(record: RunRecord) -> str:
-    run = record.run
-    sizes = ", ".join(f"{size:,} bytes of {kind} knowledge" for kind, size in run["knowledge_bytes"].items())
-    return f"{run['steps']:,} optimiser steps on {run['images']:,} images, {sizes}, {run['seconds']:.0f} s"
+def show_comparison(comparison: Comparison) -> None:
+    show_differences(comparison)
+    columns = ("", "steps", "images", "stable bytes", "plastic bytes", "seconds")
+    show_table(f"cost of one run: {comparison.budget}", columns, map(cost_row, ARMS, comparison.cost.values()))
+    for note in comparison_notes(comparison):
+        show_line(note)
 
 
-# ---------------------------------------------------------------- a comparison
-
-
-def comparison_table(comparison: Comparison, width: int) -> Table:
-    seeds = f"{len(comparison.seeds)} seed{'s' * (len(comparison.seeds) > 1)}"
-    title = f"{comparison.host} without and with flashback on {comparison.benchmark}, {seeds}"
-    table = make_table(title, "", *ARMS, "difference", "95 % interval", "p")
-    if width < WIDE:
-        table.padding, table.show_edge = 0, False
-    metrics = dict.fromkeys(row.metric for row in comparison.rows)
-    meanings = "; ".join(" ".join(TITLES[metric]) for metric in metrics)
-    table.caption, table.caption_justify = f"mean ± deviation; ↓ less is better\n{meanings}", "left"
+def show_differences(comparison: Comparison) -> None:
+    rows: list[list[str]] = []
     for setting in SETTINGS:
-        table.add_row(Text(SETTING_TITLES[setting], style="bold"))
-        for row in comparison.rows:
-            if row.setting == setting:
-                table.add_row(f"  {TITLES[row.metric][0]}{arrow(row.metric)}", *row_cells(row))
-        table.add_section()
-    return table
+        cells = [[heading(row.metric), *row_cells(row)] for row in comparison.rows if row.setting == setting]
+        rows += [[SETTING_TITLES[setting]], *cells]
+    meanings = "; ".join(" ".join(TITLES[metric]) for metric in dict.fromkeys(row.metric for row in comparison.rows))
+    title = f"{comparison.host} without and with flashback on {comparison.benchmark}"
+    columns = ("", *ARMS, "difference", "95 % interval", "p")
+    caption = f"mean ± deviation; arrows show which way is better\n{meanings}"
+    show_table(f"{title}, {plural(len(comparison.seeds), 'seed')}", columns, rows, caption=caption)
 
 
-def row_cells(row: Row) -> list[str]:
-    means = [sample_text(sample) for sample in (row.left, row.right)]
-    return [*means, signed(row.test.difference), interval(row.test), probability(row.test.p)]
-
-
-def cost_table(comparison: Comparison) -> Table:
-    columns = ("steps", "images", "stable bytes", "plastic bytes", "seconds")
-    table = make_table(f"cost of one run: {comparison.budget}", "", *columns)
-    for arm, cost in comparison.cost.items():
-        amounts: Sequence[float | None] = (cost.steps, cost.images, cost.bytes.get("stable"), cost.bytes.get("plastic"))
-        table.add_row(arm, *(number(amount, ",.0f") for amount in amounts), number(cost.seconds, ".1f"))
-    return table
+def cost_row(arm: str, cost: Cost) -> list[str]:
+    amounts = (cost.steps, cost.images, cost.bytes.get("stable"), cost.bytes.get("plastic"))
+    return [arm, *(number(amount, ",.0f") for amount in amounts), number(cost.seconds, ".1f")]
 
 
 def comparison_notes(comparison: Comparison) -> Iterable[str]:
-    """What a reader has to know besides the numbers."""
     if sentence := unmatched_seeds(comparison):
         yield sentence
     yield from unvalued_seeds(comparison)
@@ -118,26 +76,22 @@ def comparison_notes(comparison: Comparison) -> Iterable[str]:
 
 
 def report_failures(failures: Mapping[str, str]) -> int:
-    """Name the runs that failed on stderr; returns the exit code."""
     for name, problem in group_failures(failures).items():
-        typer.echo(f"failed: {name}: {problem}", err=True)
+        say(f"failed: {name}: {problem}")
     return 1 if failures else 0
 
 
-# ---------------------------------------------------------------- a report
-
-
 def show_answers(report: Report) -> None:
-    """Print what there is, the answers, and all methods with their means."""
-    console = output()
     for line in answers(report):
         show_line(line)
-    if report.has_overview:
-        metrics = report.metrics if report.chosen else report_tables.OVERVIEW
-        for setting in SETTINGS:
-            console.print(methods_table(report, setting, metrics))
+    tables = methods_tables(report, report.metrics if report.chosen else OVERVIEW)
+    for table, setting in product(tables, SETTINGS):
+        title = f"{table.title}, {SETTING_TITLES[setting]}, best first"
+        show_table(title, table.columns, table.rows[setting], caption="mean ± deviation over seeds")
     if report.tests:
-        console.print(against_table(report, SETTINGS[0]))
+        tests = against_table(report, ["average_accuracy"])
+        title = f"against {report.baseline}: average accuracy, {SETTING_TITLES[SETTINGS[0]]}"
+        show_table(title, tests.columns, tests.rows[SETTINGS[0]], tests.texts, caption=tests.notes[0])
     for line in [*(f"{test.name}: {test.answer(SETTINGS[0])}" for test in report.tests), *report.untested]:
         show_line(line)
 
@@ -161,29 +115,3 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     outcomes = Counter(pairing.outcome(SETTINGS[0]) for pairing in comparisons)
     each = ", ".join(f"{outcomes[outcome]} {words}" for outcome, words in OUTCOMES.items() if outcomes[outcome])
     return f"By average accuracy, {SETTING_TITLES[SETTINGS[0]]}: {each}. The report has the answers."
-
-
-def methods_table(report: Report, setting: str, metrics: Sequence[str]) -> Table:
-    """Every method with its means, in a block for every protocol."""
-    groups = {one.title: one.rows[setting] for one in report_tables.methods_tables(report, metrics)}
-    title = f"{SETTING_TITLES[setting]}, best first"
-    table = make_table(title, "method", "seeds", *(f"{TITLES[metric][0]}{arrow(metric)}" for metric in metrics))
-    for name, rows in groups.items():
-        if len(groups) > 1:
-            table.add_section()
-            table.add_row(Text(name.removeprefix("Methods "), style="bold"))
-        for row in rows:
-            table.add_row(*row)
-    table.caption, table.caption_justify = "mean ± deviation over seeds; ↓ less is better", "left"
-    return table
-
-
-def against_table(report: Report, setting: str) -> Table:
-    """The average accuracy of every method beside that of the one it is tested against."""
-    title = f"against {report.baseline}: average accuracy, {SETTING_TITLES[setting]}"
-    table = make_table(title, "method", "against", "difference", "95 % interval", "p", "p adj.", "pairs", texts=2)
-    table.caption = "paired t-test by seed; p adj. is adjusted for the number of tests (Holm)"
-    table.caption_justify = "left"
-    for name, base, _, _, _, *tested in report_tables.against_table(report, ["average_accuracy"]).rows[setting]:
-        table.add_row(name, base, *tested)
-    return table

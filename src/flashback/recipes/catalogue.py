@@ -1,7 +1,5 @@
 """Recipes: settings of a host on a benchmark, each value with its source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -30,10 +28,8 @@ class Recipe:
     note: str = ""
 
     def is_for(self, host: str, benchmark: str) -> bool:
-        return (self.host, canonical_name(str(self.benchmark))) == (
-            host,
-            canonical_name(str(benchmark)),
-        )  # YAML may read a number
+        names = canonical_name(str(self.benchmark)), canonical_name(str(benchmark))  # YAML may read a number
+        return self.host == host and names[0] == names[1]
 
     def values(self, flashback: bool) -> dict[str, Any]:
         return {**self.settings, **(self.flashback_settings if flashback else {})}
@@ -48,7 +44,6 @@ def list_recipes() -> tuple[Recipe, ...]:
 
 
 def read_recipe_file(path: Path) -> list[Recipe]:
-    """Read recipes from a user's file, such as one that `flashback tune` wrote."""
     try:
         return list(_recipes(read_yaml(path.read_text(encoding="utf-8"), str(path))))
     except (OSError, UnicodeDecodeError):
@@ -61,22 +56,11 @@ def read_recipe_file(path: Path) -> list[Recipe]:
 
 def _recipes(document: Any) -> Iterator[Recipe]:
     for entry in document["recipes"]:
-        common = document.get("common", {})
-        settings, first_sources = _split({**common, **entry.get("settings", {})})
-        flashback, more_sources = _split(entry.get("flashback_settings", {}))
-        yield Recipe(
-            document["host"],
-            entry["benchmark"],
-            entry["kind"],
-            settings,
-            flashback,
-            {**first_sources, **more_sources},
-            entry.get("note", ""),
-        )
-
-
-def _split(entries: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
-    return {k: e["value"] for k, e in entries.items()}, {k: e["from"] for k, e in entries.items()}
+        settings = {**document.get("common", {}), **entry.get("settings", {})}
+        flashback = entry.get("flashback_settings", {})
+        values, more = ({key: each["value"] for key, each in group.items()} for group in (settings, flashback))
+        sources = {key: each["from"] for key, each in (settings | flashback).items()}
+        yield Recipe(document["host"], entry["benchmark"], entry["kind"], values, more, sources, entry.get("note", ""))
 
 
 def find_recipe(host: str, benchmark: str, kind: str) -> Recipe | None:

@@ -1,7 +1,5 @@
 """Resolve a configuration: defaults, then the recipe, then the user's settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -80,7 +78,6 @@ def configure(
 
 
 def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The full keys of plain names: settings of the host or its training, or the seed."""
     known = {"seed": ["seed"]}
     for prefix, section in (("training", TrainingConfig), ("host", host.Settings)):
         for field in fields(section):
@@ -97,7 +94,6 @@ def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def check_flashback_is_on(config: RunConfig, given: Mapping[str, Any]) -> None:
-    """Refuse settings of flashback that would have no effect."""
     unused = [key for key in dotted(given) if key.startswith("flashback.") and key != ENABLED]
     require(
         config.flashback.enabled or not unused,
@@ -129,7 +125,6 @@ def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict
 
 
 def lacks_recipe(host: str, benchmark: str, kind: str) -> bool:
-    """Whether the defaults are used for lack of a controlled recipe."""
     return kind == CONTROLLED and find_recipe(host, benchmark, kind) is None
 
 
@@ -138,14 +133,12 @@ def is_recipe_file(kind: str) -> bool:
 
 
 def recipe_from_file(host: str, benchmark: str, path: Path) -> Recipe:
-    """The recipe of a file for a host, which goes on top of the shipped recipe of its kind."""
     recipe = next((recipe for recipe in read_recipe_file(path) if recipe.is_for(host, benchmark)), None)
     if recipe is None:
         raise FlashbackError(f"{path} has no recipe for {host} on {benchmark}")
     known = (*KINDS, DEFAULTS)
-    require(
-        recipe.kind in known, f"the kind of recipe in {path} must be one of {', '.join(known)}, not '{recipe.kind}'"
-    )
+    kinds = f"the kind of recipe in {path} must be one of {', '.join(known)}, not '{recipe.kind}'"
+    require(recipe.kind in known, kinds)
     return recipe
 
 
@@ -161,7 +154,6 @@ def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_from_dict(values: Mapping[str, Any], data: str | Path | None = None) -> RunConfig:
-    """Turn a mapping, such as a config.yaml, into a checked configuration."""
     if not isinstance(values, Mapping):
         raise FlashbackError("a configuration must be a mapping of keys")
     host = values.get("host")
@@ -175,6 +167,5 @@ def config_from_dict(values: Mapping[str, Any], data: str | Path | None = None) 
 
 
 def with_true_recipe(config: RunConfig) -> RunConfig:
-    """Name the recipe "defaults" if there is no controlled one."""
     missing = lacks_recipe(config.host.name, config.benchmark.name, config.recipe)
     return replace(config, recipe=DEFAULTS) if missing else config

@@ -1,7 +1,5 @@
 """Runs as rows for one's own analysis: plain dictionaries, as pandas.DataFrame takes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
@@ -22,7 +20,6 @@ def run_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def metric_rows(report: Report) -> list[dict[str, Any]]:
-    """One row per run, setting, classifier and metric."""
     return [
         {**about, "metric": metric, "value": value, **settings}
         for run, about, which, settings in _evaluations(report)
@@ -64,7 +61,6 @@ def _evaluations(report: Report) -> Iterator[tuple[Run, dict[str, Any], tuple[st
 
 
 def varying_settings(runs: Iterable[Run]) -> list[str]:
-    """The dotted keys of settings that have several values among the runs."""
     return [key for key in varying_keys([run.flat_settings for run in runs]) if key not in NAMED]
 
 
@@ -74,11 +70,7 @@ def settings_in(run: Run, keys: Iterable[str]) -> dict[str, Any]:
     return {key: value_in_words(value) if isinstance(value, list | dict) else value for key, value in values.items()}
 
 
-# ---------------------------------------------------------------- comparisons
-
-
 def comparison_rows(report: Report) -> list[dict[str, Any]]:
-    """One row per comparison, setting and metric."""
     varying, rows = varying_settings(report.runs), []
     for pairing in report.pairings:
         about = {"method": pairing.name} | {name: getattr(pairing, name) for name in ("host", "benchmark", "recipe")}
@@ -94,7 +86,6 @@ def comparison_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def against_rows(report: Report) -> list[dict[str, Any]]:
-    """One row per method, setting and metric: its test against the baseline."""
     return [
         {"method": test.right.name, "against": test.left.name, "benchmark": test.benchmark}
         | _numbers(row, "against", "method")
@@ -105,7 +96,6 @@ def against_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def _numbers(row: Row, left: str, right: str) -> dict[str, Any]:
-    """Both samples and their test."""
     numbers: dict[str, Any] = {"setting": row.setting, "metric": row.metric}
     for side, sample in ((left, row.left), (right, row.right)):
         numbers |= {f"{side}_mean": sample.mean, f"{side}_deviation": sample.deviation, f"{side}_seeds": len(sample)}

@@ -1,7 +1,5 @@
 """Published values from a YAML file, shown beside measured ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +10,8 @@ import yaml
 from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_CONFIG, read_file
 from flashback.records.terms import ARMS, HOST, SETTINGS
-from flashback.reports.words import SETTING_TITLES, TITLES, spread
-from flashback.results import Comparison
+from flashback.reports.words import SETTING_TITLES, TITLES
+from flashback.results import Comparison, Sample
 
 QUOTED: dict[Any, tuple[str, ...]] = {False: (), True: (HOST,), "both": ARMS}
 
@@ -36,7 +34,8 @@ class Reference:
     def text(self, arm: str) -> str:
         if arm not in self.value:
             return ""
-        return spread(self.value[arm], self.deviation.get(arm)) + (" (quoted)" if arm in self.quoted else "")
+        sample = Sample({}, self.value[arm], self.deviation.get(arm))
+        return f"{sample} (quoted)" if arm in self.quoted else str(sample)
 
     def is_about(self, comparison: Comparison) -> bool:
         """Whether these are runs of full length with these settings; flashback otherwise as in the recipe."""
@@ -61,11 +60,11 @@ class References:
 
     def not_run_here(self, values: list[Reference]) -> list[str]:
         tables = {(one.where, one.benchmark) for one in values}
-        beside = [one for one in self.others if (one.where, one.benchmark) in tables]
         return [
             f"{one.host} on {one.benchmark}, {SETTING_TITLES[one.setting]} {TITLES[one.metric][1]}: {one.text(HOST)} "
             f"in {one.where}."
-            for one in beside
+            for one in self.others
+            if (one.where, one.benchmark) in tables
         ]
 
 
@@ -95,15 +94,8 @@ def _cells(table: Mapping[str, Any], part: str) -> Iterator[Reference]:
     for benchmark, methods in table.get(part, {}).items():
         for host, cells in methods.items():
             for cell in cells if isinstance(cells, list) else [cells]:
-                yield Reference(
-                    benchmark,
-                    host,
-                    setting,
-                    metric,
-                    where,
-                    value={arm: float(cell[arm]) for arm in ARMS if arm in cell},
-                    deviation=dict(zip(ARMS, cell.get("deviation", []), strict=False)),
-                    when=cell.get("when", {}),
-                    quoted=QUOTED[cell.get("quoted", False)],
-                    note=cell.get("note", ""),
-                )
+                values = {arm: float(cell[arm]) for arm in ARMS if arm in cell}
+                deviations = dict(zip(ARMS, cell.get("deviation", []), strict=False))
+                quoted, note = QUOTED[cell.get("quoted", False)], cell.get("note", "")
+                about = (benchmark, host, setting, metric, where)
+                yield Reference(*about, values, deviations, cell.get("when", {}), quoted, note)

@@ -1,7 +1,5 @@
 """What there is to report: methods, hosts beside their flashback arms, tests against one method."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,22 +11,15 @@ from flashback.errors import require, unknown
 from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks
 from flashback.metrics.statistics import holm
 from flashback.records import differing_keys
-from flashback.records.terms import FLASHBACK, SETTINGS
+from flashback.records.terms import FLASHBACK, HOST, SETTINGS
 from flashback.reports.references import Reference, References, read_references
 from flashback.reports.series import mean_matrix
-from flashback.reports.words import (
-    TITLES,
-    metric_called,
-    plural,
-    unmatched_seeds,
-    unvalued_seeds,
-)
+from flashback.reports.words import TITLES, metric_called, plural, unmatched_seeds, unvalued_seeds
 from flashback.results import (
     Comparison,
     Method,
     Row,
     Run,
-    Runs,
     Similarity,
     compare_methods,
     group_methods,
@@ -36,7 +27,7 @@ from flashback.results import (
     read_runs,
 )
 from flashback.results.method import canonical, setup
-from flashback.results.naming import DIGITS, distinct_names, setting_in_words
+from flashback.results.naming import DIGITS, data_facts, distinct_names, setting_in_words
 from flashback.results.reading import Folders
 
 
@@ -55,24 +46,16 @@ class Report:
     chosen: tuple[str, ...] = ()  # metrics of the tables; all where empty
     references: References = field(default_factory=References)
 
-    @classmethod
-    def of(cls, result: Runs, **options: object) -> Report:
-        methods = group_methods(result.runs)
-        return cls(methods, pair_arms(methods), result.similarities, result.skipped, **options)  # type: ignore[arg-type]
-
     @property
     def comparisons(self) -> list[Comparison]:
-        """Those with runs of both arms."""
         return [pairing for pairing in self.pairings if not pairing.is_single]
 
     @property
     def singles(self) -> list[Comparison]:
-        """Methods without a counterpart."""
         return [pairing for pairing in self.pairings if pairing.is_single]
 
     @property
     def runs(self) -> list[Run]:
-        """All runs by benchmark and name of the method."""
         methods = sorted(self.methods, key=lambda method: (method.benchmark, method.name))
         return [run for method in methods for run in method.runs.values()]
 
@@ -90,7 +73,6 @@ class Report:
 
     @property
     def has_overview(self) -> bool:
-        """Whether there is more to show than the two arms of one host."""
         return bool(self.singles) or len(self.methods) > 2
 
     # ------------------------------------------------------------ protocols
@@ -98,15 +80,14 @@ class Report:
     @cached_property
     def protocols(self) -> dict[str, str]:
         """The name of each protocol: the benchmark and what distinguishes it from others on the same benchmark."""
-        runs = {method.protocol: method.any_run for method in self.methods}
-        keys = sorted(runs, key=lambda key: runs[key].benchmark)
-        settings = []
-        for key in keys:
-            facts = {f"benchmark.{name}": value for name, value in runs[key].settings["benchmark"].items()}
-            data = runs[key].data
-            settings.append(facts | {"data": str(data["data_checksum"])[:DIGITS], "class order": data["class_order"]})
-        titles = [Path(runs[key].benchmark).stem for key in keys]
-        return dict(zip(keys, distinct_names(titles, settings), strict=True))
+        methods = sorted(self.methods, key=lambda method: method.benchmark)
+        runs = {method.protocol: method.any_run for method in methods}
+        settings = [
+            {f"benchmark.{key}": value for key, value in run.settings["benchmark"].items()} | data_facts(run)
+            for run in runs.values()
+        ]
+        names = distinct_names([Path(run.benchmark).stem for run in runs.values()], settings, [()] * len(runs))
+        return dict(zip(runs, names, strict=True))
 
     def ranked(self, setting: str) -> dict[str, list[Method]]:
         """The methods by name of their protocol, best first: only on the same protocol is one better than another."""
@@ -119,9 +100,9 @@ class Report:
 
     def methods_called(self, name: str) -> list[Method]:
         """The method of this name, or all settings of the host of this name, alone or with flashback."""
-        arms = {method.name: f"{method.host}{' with flashback' * (method.arm == FLASHBACK)}" for method in self.methods}
         exact = [method for method in self.methods if method.name == name]
-        methods = exact or [method for method in self.methods if name == arms[method.name]]
+        suffix = {HOST: "", FLASHBACK: " with flashback"}
+        methods = exact or [method for method in self.methods if name == method.host + suffix[method.arm]]
         if not methods:
             raise unknown("method", name, (method.name for method in self.methods))
         return methods
@@ -140,7 +121,6 @@ class Report:
 
     @cached_property
     def _against(self) -> dict[str, list[Comparison]]:
-        """By name, every method against each setting of the baseline."""
         bases = self.methods_called(self.baseline) if self.baseline else []
         others = [m for methods in self.ranked(SETTINGS[0]).values() for m in methods if m not in bases]
         return {one.name: [compare_methods(base, one) for base in bases] for one in others if bases}
@@ -199,12 +179,8 @@ class Report:
     @property
     def shared_changes(self) -> str:
         """The settings that differ from the recipes and that all methods share; names leave them out."""
-        changes = [[setting_in_words(*item) for item in method.changes.items()] for method in self.methods]
-        with_flashback = [some for some, method in zip(changes, self.methods, strict=True) if method.arm == FLASHBACK]
-        shared = [words for words in changes[0] if all(words in some for some in changes)]
-        for words in with_flashback[0] if with_flashback else []:
-            if words.startswith("flashback.") and all(words in some for some in with_flashback):
-                shared.append(words)
+        arms = [method for method in self.methods if method.arm == FLASHBACK]
+        shared = in_all(self.methods) + [words for words in in_all(arms) if words.startswith("flashback.")]
         return ", ".join(dict.fromkeys(shared))
 
     @property
@@ -227,14 +203,12 @@ class Report:
 
     @property
     def difference_remarks(self) -> list[str]:
-        """Say where runs that are compared were not made alike."""
         arms = [(p, "arms", p.differing_settings) for p in self.comparisons]
         runs = [(p, "runs", p.differing_environment) for p in self.pairings]
         return [f"{p.name}: the {what} differ in {', '.join(keys)}." for p, what, keys in arms + runs if keys]
 
     @property
     def seed_remarks(self) -> list[str]:
-        """Name the comparisons whose means rest on other seeds than their differences."""
         remarks = {p.name: [unmatched_seeds(p), *unvalued_seeds(p, self.metrics)] for p in self.pairings}
         return [f"{name}: {remark}" for name, some in remarks.items() for remark in some if remark]
 
@@ -261,12 +235,20 @@ def read_report(
     """
     published = read_references(references) if references else References()
     chosen = tuple(dict.fromkeys(map(metric_called, metrics)))
-    report = Report.of(read_runs(folders, labels), baseline=against, chosen=chosen, references=published)
+    result = read_runs(folders, labels)
+    methods = group_methods(result.runs)
+    pairings = pair_arms(methods)
+    report = Report(methods, pairings, result.similarities, result.skipped, against, chosen, published)
     if report.pairings:
         require(bool(report.metrics), f"these runs have no {', '.join(metrics)}; choose other metrics (--metrics)")
         if against:
             report.methods_called(against)
     return report
+
+
+def in_all(methods: Sequence[Method]) -> list[str]:
+    changes = [[setting_in_words(*item) for item in method.changes.items()] for method in methods]
+    return [words for words in changes[0] if all(words in some for some in changes)] if changes else []
 
 
 def over_tasks(pairing: Comparison, setting: str) -> PairedTest:
@@ -278,7 +260,6 @@ def over_tasks(pairing: Comparison, setting: str) -> PairedTest:
 
 
 def obstacles(test: Comparison) -> list[str]:
-    """Why two methods cannot be tested against each other."""
     keys = differing_keys(test.left.any_run.protocol, test.right.any_run.protocol)
     if test.left.host != test.right.host:
         keys += [key for key in test.differing_settings if key.startswith("host.memory")]

@@ -1,30 +1,19 @@
 """The numbers of the charts: pure functions of the runs of one method."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashback.metrics import average_accuracies
+from flashback.metrics.accuracy import average_accuracies
 from flashback.results import Epoch, Run
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Band:
-    """A curve over tasks: the mean over seeds, with the lowest and highest seed."""
-
-    mean: Array
-    low: Array
-    high: Array
-
-
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """A stage of a task on the axis of all epochs of a run."""
 
     task: int
@@ -33,8 +22,7 @@ class Segment:
     stop: int
 
 
-@dataclass(frozen=True)
-class Losses:
+class Losses(NamedTuple):
     """Loss terms over the epochs of a run, mean over seeds; NaN where a term is absent."""
 
     segments: list[Segment]
@@ -42,26 +30,23 @@ class Losses:
     terms: dict[str, Array]
 
 
-def accuracy_band(runs: Sequence[Run], setting: str) -> Band:
-    """Average accuracy after each task."""
+def accuracy_band(runs: Iterable[Run], setting: str) -> dict[str, Array]:
+    """Average accuracy after each task: the mean over seeds, with the lowest and highest seed."""
     curves = np.array([average_accuracies(run.matrix(setting)) for run in runs])
-    return Band(curves.mean(0), curves.min(0), curves.max(0))
+    return {"mean": curves.mean(0), "low": curves.min(0), "high": curves.max(0)}
 
 
-def mean_matrix(runs: Sequence[Run], setting: str) -> Array:
+def mean_matrix(runs: Iterable[Run], setting: str) -> Array:
     """The mean accuracy matrix, NaN above the diagonal."""
     return np.asarray(np.mean([square(run.matrix(setting)) for run in runs], axis=0))
 
 
 def square(rows: Sequence[Sequence[float]]) -> Array:
     """A matrix of results.json with as many columns as rows, NaN above the diagonal."""
-    matrix = np.full((len(rows), len(rows)), np.nan)
-    for k, row in enumerate(rows):
-        matrix[k, : k + 1] = row
-    return matrix
+    return np.array([[*row, *[np.nan] * (len(rows) - len(row))] for row in rows])
 
 
-def balance(runs: Sequence[Run], setting: str) -> tuple[Array, Array]:
+def balance(runs: Iterable[Run], setting: str) -> tuple[Array, Array]:
     """For each task but the last: its accuracy when new, and how far it fell below its best.
 
     The mean of the second is `metrics.forgetting`.
@@ -75,18 +60,18 @@ def balance(runs: Sequence[Run], setting: str) -> tuple[Array, Array]:
     return np.mean(learned, axis=0), np.mean(forgotten, axis=0)
 
 
-def mean_confusion(runs: Sequence[Run]) -> tuple[list[str], Array] | None:
+def mean_confusion(runs: Iterable[Run]) -> tuple[list[str], Array] | None:
     """Class names and, in percent of each true class, the mean confusion matrix; None unless all runs recorded one.
 
     Classes of runs with other class orders are brought into the order of the first run.
     """
-    matrices, names = [], runs[0].class_names
+    matrices, names = [], list[str]()
     for run in runs:
         counts = run.confusion()
-        if counts is None or not counts:
+        if not counts:
             return None
         matrix, classes = np.array(counts, dtype=np.float64), run.class_names[: len(counts)]
-        names = names[: len(counts)]
+        names = names or classes
         if len(classes) != len(counts) or sorted(classes) != sorted(names) or len(set(classes)) < len(classes):
             return None
         order = [classes.index(name) for name in names]
@@ -105,10 +90,8 @@ def loss_curves(runs: Sequence[Sequence[Epoch]], points: int) -> Losses | None:
         values.setdefault((*key, epoch.number), []).append(epoch)
     if not values:
         return None
-    segments: list[Segment] = []
-    for (task, stage), length in spans.items():
-        start = segments[-1].stop if segments else 0
-        segments.append(Segment(task, stage, start, start + length))
+    ends = list(accumulate(spans.values()))
+    segments = [Segment(*key, stop - spans[key], stop) for key, stop in zip(spans, ends, strict=True)]
     names = list(dict.fromkeys(name for epochs in values.values() for epoch in epochs for name in epoch.losses))
     x, rows = [], []
     for segment in segments:

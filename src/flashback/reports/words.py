@@ -1,18 +1,11 @@
 """The words of a report: titles of metrics, arms and settings, and remarks about seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from flashback.errors import unknown
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
-from flashback.metrics.statistics import ABSENT as ABSENT
-from flashback.metrics.statistics import interval as interval
-from flashback.metrics.statistics import number as number
-from flashback.metrics.statistics import probability as probability
-from flashback.metrics.statistics import signed as signed
 from flashback.records.terms import FLASHBACK, HOST
-from flashback.results import Comparison, Sample
+from flashback.results import Comparison
 
 HIGHER_IS_BETTER = METRICS | OVER_IMAGES
 TITLES = {  # short and long
@@ -29,14 +22,6 @@ TITLES = {  # short and long
 }
 ARM_TITLES = {HOST: "host", FLASHBACK: "with flashback"}
 SETTING_TITLES = {"class_incremental": "class-incremental", "task_incremental": "task-incremental"}
-
-
-def spread(mean: float | None, deviation: float | None) -> str:
-    return number(mean) + ("" if deviation is None else f" ± {number(deviation)}")
-
-
-def sample_text(sample: Sample) -> str:
-    return spread(sample.mean, sample.deviation)
 
 
 def heading(metric: str) -> str:

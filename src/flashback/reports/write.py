@@ -1,15 +1,13 @@
 """Write a report in the forms asked for."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashback.errors import require, unknown
-from flashback.files import write_atomically
+from flashback.errors import printable, require, unknown
+from flashback.files import make_folder, write_atomically
 from flashback.reports import data
 from flashback.reports.page import html_page
 from flashback.reports.report import Report
@@ -59,7 +57,7 @@ def write_report(report: Report, out: str | Path, form: str = "html") -> list[Pa
             continue
         fits = form != "all" and SUFFIXES[name].endswith(out.suffix or "/")
         path = out if fits else with_suffix(out, SUFFIXES[name])
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, TEXTS[name][1](report) if name in TEXTS else csv_text(rows))
         written.append(path)
     return written
@@ -75,10 +73,12 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     if rows:
         writer.writerow(rows[0])
-    writer.writerows([_no_formula(value) for value in row.values()] for row in rows)
+    writer.writerows([csv_cell(value) for value in row.values()] for row in rows)
     return text.getvalue()
 
 
-def _no_formula(value: Any) -> Any:
-    """Spreadsheets take text that starts like a formula for one."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+def csv_cell(value: Any) -> Any:
+    """Texts without control characters; spreadsheets take one that starts like a formula for a formula."""
+    if not isinstance(value, str):
+        return value
+    return f"'{printable(value)}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else printable(value)

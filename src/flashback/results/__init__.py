@@ -2,9 +2,8 @@
 
 from flashback.results.comparison import Comparison, Row, compare_methods, pair_arms
 from flashback.results.method import Cost, Method, Sample, group_methods
-from flashback.results.reading import Runs, read_run, read_runs
+from flashback.results.reading import Runs, Similarity, read_run, read_runs
 from flashback.results.run import Epoch, Run
-from flashback.results.similarity import Similarity
 
 __all__ = [
     "Comparison",

@@ -7,20 +7,24 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from flashback.metrics import PairedTest, mean, paired_test, verdict
+import numpy as np
+
+from flashback.metrics import PairedTest, paired_test, verdict
 from flashback.metrics.accuracy import METRICS
+from flashback.metrics.statistics import mean
 from flashback.recipes import config_from_dict
 from flashback.recipes.catalogue import AS_PUBLISHED
 from flashback.records import differing_keys
 from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
 from flashback.results.method import Cost, Method, Sample, canonical, pair_key
-from flashback.results.naming import distinct_names, distinguishing, method_title
+from flashback.results.naming import run_names
 
 SIGNIFICANT = 0.05
 FIELDS = (
     "host", "benchmark", "recipe", "seeds", "rows", "cost", "equal_budget", "differing_settings",
     "differing_environment", "failures", "reused", "further_seeds", "flashback", "budget", "sentence",
 )  # fmt: skip
+SAMPLE_FIELDS = ("values", "mean", "deviation")
 
 
 @dataclass(frozen=True)
@@ -39,17 +43,13 @@ class Row:
             return cls(setting, metric, Sample(left.values), Sample(right.values), paired_test({}, {}))
         return cls(setting, metric, left, right, paired_test(left.values, right.values))
 
-    def by_arm(self, name: str) -> dict[str, Any]:
-        """values, mean or deviation, where the host is on the left and flashback on the right."""
-        return {HOST: getattr(self.left, name), FLASHBACK: getattr(self.right, name)}
-
     @property
     def paired_means(self) -> tuple[float | None, float | None]:
         """Both means over the seeds with both values; they differ by exactly the difference that is tested."""
-        pairs = [(value, self.right.values.get(seed)) for seed, value in self.left.values.items()]
-        complete = [pair for pair in pairs if None not in pair]
-        left, right = (mean([pair[k] for pair in complete]) for k in (0, 1))  # type: ignore[misc]
-        return left, right
+        left, right = self.left.values, self.right.values
+        pairs = [(left[seed], right[seed]) for seed in left if seed in right]
+        complete = np.array([pair for pair in pairs if None not in pair], dtype=float).reshape(-1, 2)
+        return mean(complete[:, 0]), mean(complete[:, 1])
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Comparison:
     reused: list[str] = field(default_factory=list)
     planned_seeds: list[int] = field(default_factory=list)  # asked for, though runs may have failed
     further_seeds: list[int] = field(default_factory=list)  # finished in the folder already, though not asked for
+    _cache: dict[tuple[str, str], Row] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def methods(self) -> list[Method]:
@@ -74,7 +75,6 @@ class Comparison:
 
     @property
     def is_single(self) -> bool:
-        """Whether one side has no runs, so that there is nothing to compare."""
         return len(self.methods) < 2
 
     @property
@@ -104,7 +104,6 @@ class Comparison:
 
     @cached_property
     def metric_names(self) -> list[str]:
-        """The metrics that both sides have."""
         first, *others = [method.metric_names for method in self.methods] or [list(METRICS)]
         return [name for name in first if all(name in other for other in others)]
 
@@ -114,7 +113,6 @@ class Comparison:
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """The settings of either side that differ from its recipe."""
         return {key: value for method in self.methods for key, value in method.changes.items()}
 
     @cached_property
@@ -123,18 +121,13 @@ class Comparison:
 
     def row(self, setting: str = CLASS_INCREMENTAL, metric: str = "average_accuracy") -> Row:
         """One metric, by the methods' own classifiers."""
-        if (setting, metric) not in self._rows:
-            left, right = (method.sample(metric, setting) for method in (self.left, self.right))
-            self._rows[setting, metric] = Row.of(setting, metric, left, right)
-        return self._rows[setting, metric]
-
-    @cached_property
-    def _rows(self) -> dict[tuple[str, str], Row]:
-        return {}
+        if (setting, metric) not in self._cache:
+            samples = [method.sample(metric, setting) for method in (self.left, self.right)]
+            self._cache[setting, metric] = Row.of(setting, metric, *samples)
+        return self._cache[setting, metric]
 
     @property
     def cost(self) -> dict[str, Cost]:
-        """By arm."""
         return {HOST: self.left.cost, FLASHBACK: self.right.cost}
 
     @property
@@ -150,10 +143,9 @@ class Comparison:
 
     @cached_property
     def differing_settings(self) -> list[str]:
-        """The settings that both sides have with different values."""
         left, right = self.left.flat_settings, self.right.flat_settings
-        natural = {"host.name", "recipe"}
-        return sorted(key for key in left if key in right and left[key] != right[key] and key not in natural)
+        both = (left.keys() & right.keys()) - {"host.name", "recipe"}
+        return sorted(key for key in both if left[key] != right[key])
 
     @cached_property
     def differing_environment(self) -> list[str]:
@@ -164,12 +156,10 @@ class Comparison:
 
     @property
     def differing(self) -> list[str]:
-        """What else may explain a difference: settings, devices and versions."""
-        return [*self.differing_settings, *self.differing_environment]
+        return self.differing_settings + self.differing_environment
 
     @property
     def flashback(self) -> str:
-        """alpha_p and E1, in words."""
         if self.right.arm != FLASHBACK:
             return ""
         config = config_from_dict(self.right.config)
@@ -184,7 +174,6 @@ class Comparison:
         return "alike" if test.p >= SIGNIFICANT else "better" if test.difference > 0 else "worse"
 
     def verdict(self, setting: str = CLASS_INCREMENTAL) -> str:
-        """One sentence about the paired test of average accuracy."""
         return verdict(self.row(setting).test, subject="" if self.is_of_arms else self.right.name)
 
     def answer(self, setting: str = CLASS_INCREMENTAL) -> str:
@@ -203,20 +192,10 @@ class Comparison:
         failed = f" Failed: {', '.join(self.failures)} (see failures)." if self.failures else ""
         return f"{self.host} on {self.benchmark}, {len(self.seeds)} seeds: {self.sentence}{failed}"
 
-    def table(self) -> list[dict[str, Any]]:
-        """A flat row for every setting and metric, for a data frame; `rows` has the values of every seed."""
-        return [
-            {"setting": row.setting, "metric": row.metric}
-            | {f"{arm}_{name}": value for name in ("mean", "deviation") for arm, value in row.by_arm(name).items()}
-            | {name: getattr(row.test, name) for name in ("difference", "low", "high", "p", "pairs")}
-            for row in self.rows
-        ]
-
     def as_dict(self) -> dict[str, Any]:
-        """What comparison.json holds."""
         rows = [
             {"setting": row.setting, "metric": row.metric}
-            | {name: row.by_arm(name) for name in ("values", "mean", "deviation")}
+            | {key: {HOST: getattr(row.left, key), FLASHBACK: getattr(row.right, key)} for key in SAMPLE_FIELDS}
             | {"test": asdict(row.test)}
             for row in self.rows
         ]
@@ -227,9 +206,6 @@ class Comparison:
 def compare_methods(left: Method, right: Method) -> Comparison:
     """Compare two methods on their common seeds; differences are right minus left."""
     return Comparison(left, right, f"{right.name} against {left.name}")
-
-
-# ---------------------------------------------------------------- hosts and their flashback arms
 
 
 def pair_arms(methods: Sequence[Method]) -> list[Comparison]:
@@ -246,8 +222,9 @@ def pair_arms(methods: Sequence[Method]) -> list[Comparison]:
         with_flashback = [method for method in group if method.arm == FLASHBACK]
         for right in with_flashback or [empty_arm(group[0], FLASHBACK)]:
             pairs.append(Comparison(host or empty_arm(right, HOST), right))
-    names = pair_names(pairs)
-    named = [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
+    runs = [pair.methods[-1].any_run for pair in pairs]
+    changes = [pair.changes for pair in pairs]
+    named = [replace(pair, name=name) for pair, name in zip(pairs, run_names(runs, changes, False), strict=True)]
     return sorted(named, key=lambda pair: (not pair.is_whole, -len(pair.common_seeds), pair.benchmark, pair.name))
 
 
@@ -266,11 +243,3 @@ def join_published(groups: Sequence[list[Method]]) -> list[list[Method]]:
     joined = [two for two in halves.values() if len(two) == 2 and two[0][0].arm != two[1][0].arm]
     used = [id(group) for two in joined for group in two]
     return [group for group in groups if id(group) not in used] + [first + second for first, second in joined]
-
-
-def pair_names(pairs: Sequence[Comparison]) -> list[str]:
-    runs = [pair.methods[-1].any_run for pair in pairs]
-    several = len({run.benchmark for run in runs}) > 1
-    titles = [method_title(run, several, with_arm=False) for run in runs]
-    changes = [[] if run.label else list(pair.changes) for run, pair in zip(runs, pairs, strict=True)]
-    return distinct_names(titles, [distinguishing(run) for run in runs], changes)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from flashback.metrics import deviation, mean
+from flashback.metrics.statistics import deviation, mean, number
 from flashback.records.terms import CLASS_INCREMENTAL, FLASHBACK
-from flashback.results.naming import departures, distinct_names, distinguishing, method_title, shortens
+from flashback.results.naming import departures, run_names, shortens
 from flashback.results.run import Configured, Run
 
 NOT_SETTINGS = ("seed", "flashback", "checkpoint")  # may differ between the runs that are compared
@@ -38,6 +38,9 @@ class Sample:
     def __len__(self) -> int:
         return sum(value is not None for value in self.values.values())
 
+    def __str__(self) -> str:
+        return number(self.mean) + ("" if self.deviation is None else f" ± {number(self.deviation)}")
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -47,6 +50,12 @@ class Cost:
     images: float | None
     seconds: float | None
     bytes: dict[str, int]
+
+    @property
+    def amounts(self) -> dict[str, float | None]:
+        stable, plastic = self.bytes.get("stable"), self.bytes.get("plastic")
+        titles = ("optimiser steps", "images", "seconds", "stable bytes", "plastic bytes")
+        return dict(zip(titles, (self.steps, self.images, self.seconds, stable, plastic), strict=True))
 
 
 @dataclass(frozen=True)
@@ -60,10 +69,6 @@ class Method(Configured):
     @property
     def any_run(self) -> Run:
         return next(iter(self.runs.values()))
-
-    @property
-    def label(self) -> str:
-        return next((run.label for run in self.runs.values() if run.label), "")
 
     @property
     def seeds(self) -> list[int]:
@@ -94,7 +99,6 @@ class Method(Configured):
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """Settings that differ from the recipe."""
         return {key: value for run in self.runs.values() for key, value in departures(run).items()}
 
     @property
@@ -109,25 +113,17 @@ class Method(Configured):
 
     @cached_property
     def protocol(self) -> str:
-        """Equal for methods that learned and were tested on the same tasks and images."""
         return canonical({key: value for key, value in self.any_run.protocol.items() if value is not None})
 
 
 def group_methods(runs: Iterable[Run]) -> list[Method]:
-    """Group runs that differ only in the seed.
-
-    Names consist of host, arm, the benchmark where there are several, and the settings that distinguish a method from
-    the others.
-    """
+    """Group runs that differ only in the seed, and name each method by what distinguishes it from the others."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(method_key(run), []).append(run)
     by_seed = [sorted(group, key=lambda run: run.seed) for group in groups.values()]
     methods = [Method(group[0].config, {run.seed: run for run in group}) for group in by_seed]
-    several = len({method.benchmark for method in methods}) > 1
-    titles = [method_title(method.any_run, several) for method in methods]
-    settings = [distinguishing(method.any_run) for method in methods]
-    names = distinct_names(titles, settings, [[] if method.label else list(method.changes) for method in methods])
+    names = run_names([method.any_run for method in methods], [method.changes for method in methods])
     return [replace(method, name=name) for method, name in zip(methods, names, strict=True)]
 
 

@@ -1,10 +1,8 @@
 """Names of methods: host, arm and the settings in which methods differ. What all share is left out."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,7 @@ from flashback.results.run import Run
 # Where the settings came from and how the run was computed; all other keys decide what it computed.
 BESIDE = {"seed", "recipe", "fast", "capture", "compile", "training.precision", "training.evaluation_batch"}
 WHOLE = {"benchmark.tasks": None, "benchmark.validation": 0.0}  # all tasks and all training images, in every recipe
-FIRST = ("recipe", "benchmark.tasks", "training.epochs", "benchmark.validation")  # the most important differences
-UNNAMED = {**WHOLE, "recipe": KINDS[0]}  # values that names leave out
-MOST_SETTINGS, MOST_LETTERS, DIGITS = 4, 40, 8  # of a name, of a value in it, of a checksum
-
-# ---------------------------------------------------------------- settings that differ from the recipe
+MOST_LETTERS, DIGITS = 40, 8  # of a value in a name, of a checksum
 
 
 def departures(run: Run) -> dict[str, Any]:
@@ -47,58 +41,43 @@ def shortens(key: str) -> bool:
     return epochs or key in (*WHOLE, "benchmark.sizes")
 
 
-# ---------------------------------------------------------------- names
+def run_names(runs: Sequence[Run], changes: Sequence[Iterable[str]], with_arm: bool = True) -> list[str]:
+    """Label or host, arm, the benchmark where there are several, and the changes that distinguish a run."""
+    several, titles = len({run.benchmark for run in runs}) > 1, []
+    for run in runs:
+        arm = " with flashback" if with_arm and run.arm == FLASHBACK else ""
+        titles.append(f"{run.label or run.host}{arm}" + (f" on {Path(run.benchmark).stem}" if several else ""))
+    settings = [run.flat_settings | {"code": str(run.code or "unknown")[:DIGITS]} | data_facts(run) for run in runs]
+    unlabelled = [() if run.label else some for run, some in zip(runs, changes, strict=True)]
+    return distinct_names(titles, settings, unlabelled)
 
 
-def method_title(run: Run, with_benchmark: bool, with_arm: bool = True) -> str:
-    arm = " with flashback" if with_arm and run.arm == FLASHBACK else ""
-    return f"{run.label or run.host}{arm}" + (f" on {Path(run.benchmark).stem}" if with_benchmark else "")
-
-
-def distinguishing(run: Run) -> dict[str, Any]:
-    """All that may distinguish a run from others: the length of a run first, how it was computed last."""
-    keys = sorted(run.flat_settings, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST) + (key in BESIDE))
-    settings = {key: run.flat_settings[key] for key in keys}
-    facts = {"data": str(run.data["data_checksum"])[:DIGITS], "class order": run.data["class_order"]}
-    return settings | {"code": str(run.code or "unknown")[:DIGITS]} | facts
+def data_facts(run: Run) -> dict[str, Any]:
+    return {"data": str(run.data["data_checksum"])[:DIGITS], "class order": run.data["class_order"]}
 
 
 def distinct_names(
-    titles: Sequence[str], settings: Sequence[Mapping[str, Any]], changes: Sequence[Sequence[str]] | None = None
+    titles: Sequence[str], settings: Sequence[Mapping[str, Any]], changes: Sequence[Iterable[str]]
 ) -> list[str]:
-    """Add to each title its changes that not all share, and more settings until all names differ.
-
-    Args:
-        titles: The names to begin with.
-        settings: What may distinguish each of them, in order of importance.
-        changes: The keys that a reader should know of each, such as those that differ from a recipe.
-    """
+    """Add to each title its changes that not all share; names that are still equal get all settings that differ."""
     varying = varying_keys(settings)
-    keys = [[key for key in varying if key in some] for some in changes or [()] * len(titles)]
+    keys = [[key for key in varying if key in some] for some in changes]
     names = list(map(_name, titles, settings, keys))
     for name in [name for name, count in Counter(names).items() if count > 1]:
         alike = [k for k, other in enumerate(names) if other == name]
         more = varying_keys([settings[k] for k in alike])
-        longer = [
-            [_name(titles[k], settings[k], keys[k], more[:length]) for k in alike] for length in range(len(more) + 1)
-        ]
-        for k, best in zip(alike, max(longer, key=lambda tried: len(set(tried))), strict=True):
-            names[k] = best
+        for k in alike:
+            names[k] = _name(titles[k], settings[k], [*keys[k], *more])
     repeats = [names[:k].count(name) for k, name in enumerate(names)]
     return [f"{name} #{count + 1}" if count else name for name, count in zip(names, repeats, strict=True)]
 
 
-def _name(title: str, settings: Mapping[str, Any], changes: Sequence[str], needed: Sequence[str] = ()) -> str:
-    candidates = dict.fromkeys([*needed, *changes])
-    keys = [key for key in candidates if settings.get(key) != UNNAMED.get(key)]
-    most = max(MOST_SETTINGS, len(needed))
-    words = [setting_in_words(key, settings[key]) for key in settings if key in keys[:most]]
-    rest = f" and {len(keys) - most} more" if len(keys) > most else ""
-    return f"{title} ({', '.join(words)}{rest})" if words else title
+def _name(title: str, settings: Mapping[str, Any], keys: Collection[str]) -> str:
+    words = [setting_in_words(key, value) for key, value in settings.items() if key in keys and value is not None]
+    return f"{title} ({', '.join(words)})" if words else title
 
 
 def varying_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys with several values among those that have them."""
     values: dict[str, set[str]] = {}
     for one in settings:
         for key, value in one.items():

@@ -1,7 +1,5 @@
 """Find and read finished runs below folders. Whatever is not a complete record is left out, with the reason."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,16 +10,31 @@ from typing import Any
 from flashback.benchmarks import canonical_name
 from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_RECORD, read_file
-from flashback.records import read_record
-from flashback.records.folder import LOG
+from flashback.records import LOG, read_record
+from flashback.records.terms import ARMS
 from flashback.results.method import method_key
 from flashback.results.run import LARGEST, Epoch, Run, check_record, is_number
-from flashback.results.similarity import SIMILARITY, Similarity, read_similarity
 
 MARKS = {"config.yaml", "run.json", "results.json"}  # a folder with one of them is meant to be a run
 STUDY = "study.db"  # of `flashback tune`, in a folder that holds a config.yaml and no run
-EPOCHS_KEPT = 400  # of the log of a run; a chart could not show more
+SIMILARITY = "cka.json"  # of `flashback cka`
 Folders = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Linear CKA with a jointly trained reference by layer, on images of the old tasks and of the last one."""
+
+    name: str
+    host: str
+    seeds: dict[str, int]  # by arm
+    layers: list[str]
+    values: dict[str, dict[str, list[float]]]  # by old or new, then by arm
+
+    @property
+    def title(self) -> str:
+        seeds = list(dict.fromkeys(self.seeds.values()))
+        return f"{self.host}, {'seed' if len(seeds) == 1 else 'seeds'} {' and '.join(map(str, seeds))}"
 
 
 @dataclass
@@ -71,7 +84,6 @@ def marked_folders(root: Path) -> Iterator[Path]:
 
 
 def name_of(path: Path, root: Path, alone: bool) -> str:
-    """The path below the only folder that was given; with several, the path as given."""
     if not alone:
         return path.as_posix()
     return path.relative_to(root).as_posix() if path != root else root.resolve().name
@@ -124,9 +136,6 @@ def drop_repetitions(result: Runs) -> None:
     result.runs = list(first.values())
 
 
-# ---------------------------------------------------------------- one run
-
-
 def read_run(path: str | Path, name: str = "") -> Run:
     """Read one finished run; a FlashbackError says what is missing or broken."""
     path = Path(path)
@@ -137,15 +146,13 @@ def read_run(path: str | Path, name: str = "") -> Run:
 
 
 def read_epochs(path: Path) -> list[Epoch]:
-    """The losses in the log, thinned out where it is long. A missing or damaged log gives what it has."""
+    """The losses in the log. A missing or damaged log gives what it has."""
     try:
         text = read_file(path / LOG, LARGEST_RECORD).decode(errors="replace")
     except (OSError, ValueError):
         return []
-    lines = [line for line in text.splitlines() if '"losses"' in line]
-    stride = -(-len(lines) // EPOCHS_KEPT)
-    kept = (line for k, line in enumerate(lines) if k % stride == 0 or '"epoch": 0,' in line)
-    return [epoch for line in kept if (epoch := parse_epoch(line)) is not None]
+    lines = (line for line in text.splitlines() if '"losses"' in line)
+    return [epoch for line in lines if (epoch := parse_epoch(line)) is not None]
 
 
 def parse_epoch(line: str) -> Epoch | None:
@@ -158,3 +165,20 @@ def parse_epoch(line: str) -> Epoch | None:
     if not all(type(value) is int and 0 <= value < 10**6 for value in numbers) or not losses:
         return None
     return Epoch(numbers[0], str(event.get("stage", "")), numbers[1], numbers[2], losses)
+
+
+def read_similarity(path: Path, name: str) -> Similarity:
+    try:
+        content = json.loads(read_file(path / SIMILARITY, LARGEST_RECORD))
+        host, seeds = str(content["host"]), {arm: int(content["seeds"][arm]) for arm in ARMS}
+        layers = [str(layer) for layer in content["layers"]]
+        values = {key: {arm: content[key][arm] for arm in ARMS if arm in content[key]} for key in ("old", "new")}
+    except (OSError, ValueError, RecursionError):
+        raise FlashbackError("is not readable as JSON") from None
+    except (KeyError, TypeError) as error:
+        raise FlashbackError(f"is not complete ({error}); write it again with `flashback cka`") from None
+    every = [series for arms in values.values() for series in arms.values()]
+    lists = all(isinstance(series, list) and len(series) == len(layers) for series in every)
+    right = lists and all(is_number(value, 1.001) for series in every for value in series)
+    require(right and bool(every) and bool(layers), "does not hold one similarity for each of its layers")
+    return Similarity(name, host, seeds, layers, values)

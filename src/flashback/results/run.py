@@ -1,12 +1,10 @@
 """One finished run: its settings, its accuracy matrices and its metrics, checked and computed when it is read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashback.benchmarks.splits import RUN_SEED
 from flashback.errors import FlashbackError, require
@@ -17,7 +15,11 @@ from flashback.records import RunRecord, dotted
 from flashback.records.terms import CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
 
 LARGEST = 1e18  # of any count in a record
-Values = dict[str, dict[str, Any]]  # by setting: the matrix and every metric
+
+
+class Values(NamedTuple):
+    matrix: list[list[float]]
+    metrics: dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Run(Configured):
 
     name: str  # the folder, below the one that was searched
     record: RunRecord
-    results: dict[str, Values]
+    results: dict[str, dict[str, Values]]
     epochs: list[Epoch]
     label: str = ""  # given by the user
 
@@ -95,7 +97,6 @@ class Run(Configured):
 
     @property
     def classifier(self) -> str:
-        """The name of the method's own classifier."""
         return next(iter(self.results))
 
     @property
@@ -104,44 +105,37 @@ class Run(Configured):
 
     def matrix(self, setting: str = CLASS_INCREMENTAL, classifier: str | None = None) -> list[list[float]]:
         """Accuracy in percent on task j after task k, as `matrix[k][j]`; row k has k + 1 values."""
-        matrix: list[list[float]] = self._values(setting, classifier)["matrix"]
-        return matrix
+        return self.results[classifier or self.classifier][setting].matrix
+
+    def metrics(self, setting: str = CLASS_INCREMENTAL, classifier: str | None = None) -> dict[str, float | None]:
+        """All metrics of one setting by their keys in results.json; None where one is undefined."""
+        return self.results[classifier or self.classifier][setting].metrics
 
     def metric(
         self, name: str = "average_accuracy", setting: str = CLASS_INCREMENTAL, classifier: str | None = None
     ) -> float | None:
-        """One metric by its key in results.json; None where it is undefined."""
-        value: float | None = self._values(setting, classifier)[name]
-        return value
-
-    def metrics(self, setting: str = CLASS_INCREMENTAL, classifier: str | None = None) -> dict[str, float | None]:
-        """All metrics of one setting."""
-        return {name: value for name, value in self._values(setting, classifier).items() if name != "matrix"}
+        return self.metrics(setting, classifier)[name]
 
     def confusion(self, classifier: str | None = None) -> list[list[int]] | None:
         """Counts after the last task, `[true class][predicted class]`; None in records without them."""
-        listed = self.record.results.get("classifiers")
-        values = listed.get(classifier or self.classifier) if isinstance(listed, dict) else None
-        counts = values.get("confusion") if isinstance(values, dict) else None
+        listed = mapping(self.record.results.get("classifiers"))
+        counts = mapping(listed.get(classifier or self.classifier)).get("confusion")
         return counts if is_confusion(counts) else None
 
     @property
     def class_names(self) -> list[str]:
         """The classes in the order in which they were learned, numbered where the record has no names."""
-        data = self.record.run.get("data")
-        names = data.get("class_names") if isinstance(data, dict) else None
-        order = self.record.run.get("class_order")
-        order = order if isinstance(order, list) and all(type(k) is int for k in order) else []
-        known = names if isinstance(names, list) else []
-        return [str(known[k]) if 0 <= k < len(known) else f"class {k}" for k in order]
+        names, order = mapping(self.record.run.get("data")).get("class_names"), self.record.run.get("class_order")
+        if isinstance(names, list):
+            return [str(name) for name in names]
+        return [f"class {label}" for label in order] if isinstance(order, list) else []
 
     @cached_property
     def metric_names(self) -> list[str]:
         """The metrics worth showing: averages over images only where tasks differ in size."""
         run = self.record.run
-        data = run.get("data")
-        listed = [run.get("task_sizes"), data.get("test_images") if isinstance(data, dict) else None]
-        unequal = any(size != sizes[0] for sizes in listed if isinstance(sizes, list) for size in sizes)
+        sizes = mapping(run.get("data")).get("test_images", run.get("task_sizes"))
+        unequal = isinstance(sizes, list) and any(size != sizes[0] for size in sizes)
         return [*METRICS, *OVER_IMAGES] if unequal else list(METRICS)
 
     @property
@@ -158,7 +152,6 @@ class Run(Configured):
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Device, versions and digest of the code, as recorded for resuming."""
         return self.record.run.get("must_match") or {}
 
     @property
@@ -167,42 +160,32 @@ class Run(Configured):
         code = self.environment.get("code")
         return None if code is None else str(code)
 
-    def _values(self, setting: str, classifier: str | None) -> dict[str, Any]:
-        return self.results[self.classifier if classifier is None else classifier][setting]
 
-
-# ---------------------------------------------------------------- checking a record
-
-
-def check_record(record: RunRecord) -> dict[str, Values]:
+def check_record(record: RunRecord) -> dict[str, dict[str, Values]]:
     """Refuse a record that is not complete; return its metrics by classifier and setting."""
-    check_config(record.config)
-    for quantity in ("steps", "images", "seconds"):
-        require(is_number(record.run.get(quantity), LARGEST), f"run.json does not hold the {quantity} of the run")
-    sizes = record.run.get("knowledge_bytes")
-    complete = isinstance(sizes, dict) and all(is_number(size, LARGEST) for size in sizes.values())
-    require(complete, "run.json does not hold the bytes of knowledge of the run")
-    require(isinstance(record.run.get("must_match", {}), dict), "run.json does not hold a mapping under must_match")
-    name, listed = str(record.results.get("classifier", "")), record.results.get("classifiers")
-    others = listed.items() if isinstance(listed, dict) else ()
-    return {name: measure(record.results)} | {str(key): measure(values) for key, values in others if key != name}
-
-
-def check_config(config: Mapping[str, Any]) -> None:
+    config, run = record.config, record.run
     for section, key, kind in (("host", "name", str), ("benchmark", "name", str), ("flashback", "enabled", bool)):
-        inner = config.get(section)
-        require(isinstance(inner, dict) and type(inner.get(key)) is kind, f"config.yaml has no {section}.{key}")
+        require(type(mapping(config.get(section)).get(key)) is kind, f"config.yaml has no {section}.{key}")
     require(type(config.get("seed")) is int, "config.yaml has no seed")
     require(isinstance(config.get("recipe"), str), "config.yaml has no recipe")
+    for quantity in ("steps", "images", "seconds"):
+        require(is_number(run.get(quantity), LARGEST), f"run.json does not hold the {quantity} of the run")
+    sizes = run.get("knowledge_bytes")
+    complete = isinstance(sizes, dict) and all(is_number(size, LARGEST) for size in sizes.values())
+    require(complete, "run.json does not hold the bytes of knowledge of the run")
+    require(isinstance(run.get("must_match", {}), dict), "run.json does not hold a mapping under must_match")
+    name, listed = str(record.results.get("classifier", "")), mapping(record.results.get("classifiers"))
+    others = {str(key): measure(values) for key, values in listed.items() if key != name}
+    return {name: measure(record.results)} | others
 
 
-def measure(results: Any) -> Values:
-    """Matrix and metrics of each setting; the only place where metrics of a record are computed."""
+def measure(results: Any) -> dict[str, Values]:
     require(isinstance(results, dict), "results.json holds no settings")
     return {setting: measure_setting(setting, results.get(setting)) for setting in SETTINGS}
 
 
-def measure_setting(setting: str, values: Any) -> dict[str, Any]:
+def measure_setting(setting: str, values: Any) -> Values:
+    """The only place where metrics of a record are computed."""
     require(isinstance(values, dict), f"results.json has no {setting} results")
     matrix = lower_triangle(values.get("matrix"), setting)
     starts = {name: percentages(values.get(name), f"{setting} {name}") for name in ("zero_shot", "untrained")}
@@ -210,7 +193,7 @@ def measure_setting(setting: str, values: Any) -> dict[str, Any]:
     over_images = {name: values[name] if is_number(values.get(name), 100) else None for name in OVER_IMAGES}
     metrics = {**summarise(matrix, [1] * len(matrix), **starts), **over_images}
     # A metric that was undefined for the run stays so: joint training has no history.
-    return {"matrix": matrix} | {name: None if values.get(name, 0) is None else metrics[name] for name in metrics}
+    return Values(matrix, {name: None if values.get(name, 0) is None else metrics[name] for name in metrics})
 
 
 def lower_triangle(matrix: Any, setting: str) -> list[list[float]]:
@@ -233,6 +216,10 @@ def is_confusion(counts: Any) -> bool:
         isinstance(row, list) and len(row) == len(counts) and all(is_number(count, LARGEST) for count in row)
         for row in counts
     )
+
+
+def mapping(value: Any) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def is_number(value: Any, most: float) -> bool:

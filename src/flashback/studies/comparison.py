@@ -1,7 +1,5 @@
 """Does flashback help this host on this benchmark, at equal cost? Both arms, every seed, and an honest answer."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +11,10 @@ import torch
 
 from flashback.config import to_dict
 from flashback.errors import FlashbackError, abbreviate, require
-from flashback.files import ANOTHER_FOLDER, make_folder, write_atomically
-from flashback.hosts.external import HostFiles, find_hosts
+from flashback.files import ANOTHER_FOLDER, write_atomically
+from flashback.hosts.external import HostFiles
 from flashback.recipes import check_free, config_from_dict, configure
-from flashback.records import is_begun
-from flashback.records.folder import COMPARISON
+from flashback.records import COMPARISON, is_begun
 from flashback.records.terms import ARMS, FLASHBACK
 from flashback.results import Comparison, Method, Run, read_run
 from flashback.studies.jobs import Job, RunContext, group_failures, is_finished, run_jobs
@@ -78,25 +75,23 @@ def compare(
         FlashbackError: The input makes no sense, or runs failed and no pair is left (NothingToCompareError).
     """
     seeds = chosen_seeds(seeds)
-    require(len(seeds) >= 1, "a comparison needs at least one seed")
-    require(len(set(seeds)) == len(seeds), f"each seed counts once; {', '.join(map(str, seeds))} repeats one")
     check_free(settings or {}, "a comparison")
-    find_hosts(host_file)
-    context = RunContext.of(data, device, host_file, jobs, track)
+    context = RunContext.of(data, device, host_file, track)
 
     def job_of(arm: str, seed: int) -> Job:
-        config = configure(
-            host, benchmark, flashback=arm == FLASHBACK, seed=seed, recipe=recipe, settings=settings, data=data
-        )
+        options: dict[str, Any] = {"recipe": recipe, "settings": settings, "data": data}
+        config = configure(host, benchmark, flashback=arm == FLASHBACK, seed=seed, **options)
         return Job(arm, config.seed, to_dict(config), Path(out) / arm / f"seed-{config.seed}", context)
 
     planned = [job_of(arm, seed) for seed in seeds for arm in ARMS]
-    checksum = rehearse(planned[: len(ARMS)])
-    reused = [job.name for job in planned if is_finished(job, checksum)]
+    both_arms = [config_from_dict(job.config) for job in planned[: len(ARMS)]]
+    opened = open_benchmark(both_arms[0], data)
+    for config in both_arms:  # what a run would refuse is refused now
+        build_method(config, opened, "cpu")
+    reused = [job.name for job in planned if is_finished(job, opened.checksum)]
     others = [job_of(arm, seed) for arm, seed in runs_in(Path(out)) if seed not in seeds]
-    further = [job for job in others if is_finished(job, checksum)]
+    further = [job for job in others if is_finished(job, opened.checksum)]
     require(not is_begun(Path(out)), f"{out} holds a run; {ANOTHER_FOLDER}")
-    make_folder(Path(out))
     failures = run_jobs([job for job in planned if job.name not in reused], jobs, watch, Path(out))
     comparison = conclude(planned, failures, reused, further)
     write_atomically(Path(out) / COMPARISON, json.dumps(comparison.as_dict(), indent=1) + "\n")
@@ -105,59 +100,33 @@ def compare(
     return comparison
 
 
-# ---------------------------------------------------------------- before anything is trained
-
-
 def chosen_seeds(seeds: Sequence[int] | int) -> Sequence[int]:
-    """A number says how many, as --seeds does."""
     if isinstance(seeds, Integral) and not isinstance(seeds, bool):
-        return range(int(seeds))
+        seeds = range(int(seeds))
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise FlashbackError(f"seeds are a list such as [0, 1, 2], or how many, not {abbreviate(seeds)}")
-    return list(seeds)
+    seeds = list(seeds)
+    require(bool(seeds), "a comparison needs at least one seed")
+    require(len(set(seeds)) == len(seeds), f"each seed counts once; {abbreviate(seeds)} repeats one")
+    return seeds
 
 
 def runs_in(out: Path) -> list[tuple[str, int]]:
-    """The arm and the seed of every run that lies in the folder of a comparison, by seed."""
     names = [(arm, SEED_FOLDER.fullmatch(path.name)) for arm in ARMS for path in (out / arm).glob("seed-*")]
     return sorted(((arm, int(name[1])) for arm, name in names if name), key=lambda found: found[1])
-
-
-def rehearse(jobs: Sequence[Job]) -> str:
-    """Build all that one run of each arm needs: what is refused is refused now. Returns the checksum of the data."""
-    configs = [config_from_dict(job.config) for job in jobs]
-    benchmark = open_benchmark(configs[0], jobs[0].context.data)
-    for config in configs:
-        build_method(config, benchmark, "cpu")  # the device is for the runs
-    return benchmark.checksum
-
-
-# ---------------------------------------------------------------- the answer
 
 
 def conclude(
     planned: Sequence[Job], failures: dict[str, str], reused: list[str], further: Sequence[Job] = ()
 ) -> Comparison:
-    """Read all runs that did not fail, and further finished ones, and compare them."""
-    left, right = (
-        Method(
-            next(job.config for job in planned if job.arm == arm),
-            {
-                job.seed: read_finished(job.folder)
-                for job in (*planned, *further)
-                if job.arm == arm and job.name not in failures
-            },
-        )
-        for arm in ARMS
-    )
-    return Comparison(
-        left,
-        right,
-        failures=failures,
-        reused=reused,
-        planned_seeds=list(dict.fromkeys(job.seed for job in planned)),
-        further_seeds=sorted({job.seed for job in further}),
-    )
+    runs: dict[str, dict[int, Run]] = {arm: {} for arm in ARMS}
+    for job in (*planned, *further):
+        if job.name not in failures:
+            runs[job.arm][job.seed] = read_finished(job.folder)
+    left, right = (Method(next(job.config for job in planned if job.arm == arm), runs[arm]) for arm in ARMS)
+    seeds = list(dict.fromkeys(job.seed for job in planned))
+    others = sorted({job.seed for job in further})
+    return Comparison(left, right, failures=failures, reused=reused, planned_seeds=seeds, further_seeds=others)
 
 
 def read_finished(folder: Path) -> Run:

@@ -1,38 +1,39 @@
 """Run many jobs in parallel; one failure never affects the others."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from flashback.benchmarks.load import fetch_data, missing_data
-from flashback.errors import FlashbackError, Interrupted, require
-from flashback.files import refuse_special, write_atomically
+from flashback.errors import FlashbackError, require, warn_once
+from flashback.files import make_folder, refuse_special, write_atomically
 from flashback.hosts.external import HostFiles, find_hosts, in_one_line
 from flashback.recipes import config_from_dict
-from flashback.records import RunFolder
+from flashback.records import FolderInUseError, RunFolder, is_held
 from flashback.studies.packing import jobs_at_a_time, sharing_gpu
-from flashback.studies.processes import DIED, STOPPED, end_of, run_in_processes
+from flashback.studies.processes import DIED, STOPPED, run_in_processes
 from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.environment import PORTION, select_device
-from flashback.training.finished import finished_run
 from flashback.training.first_task_cache import SHARED, first_task_settings
-from flashback.training.running import run
-from flashback.training.trackers import check_tracker
+from flashback.training.running import finished_run, run
+from flashback.training.trackers import import_tracker
 from flashback.training.trainer import Observer
 
 FAILURE = "failure.txt"  # of the last attempt, if a bug ended it
 DETAILS = " (see "
+ELSEWHERE = "running elsewhere"  # another process is training the run
+POLL = 1.0  # seconds between looks at runs of other processes
+Problems = dict[str, str | None]  # what went wrong with each run, by its name; None for nothing
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,12 @@ class RunContext:
 
     @classmethod
     def of(
-        cls,
-        data: str | Path | None,
-        device: str | torch.device,
-        host_file: HostFiles,
-        jobs: int | None,
-        track: Sequence[str] = (),
-    ) -> RunContext:
-        require(jobs is None or jobs >= 1, f"jobs (--jobs) is at least 1, not {jobs}")
+        cls, data: str | Path | None, device: str | torch.device, host_file: HostFiles, track: Sequence[str] = ()
+    ) -> Self:
+        """Register the hosts of files, and refuse a device or a tracker that is not there."""
+        find_hosts(host_file)
         for name in track:
-            check_tracker(name)
+            import_tracker(name)
         return cls(data, select_device(device).type, host_file, tuple(track))
 
 
@@ -77,29 +74,14 @@ class Job:
 
     @property
     def first_task_key(self) -> str:
-        """Equal for runs with the same first task."""
         return json.dumps(first_task_settings(self.config), sort_keys=True)
 
 
+Executor = Callable[[Sequence[Job], Callable[[str], Observer]], Problems]  # runs jobs, each watched by its observer
+
+
 def is_finished(job: Job, checksum: str | None = None) -> bool:
-    """Whether the folder of a job holds its finished run; a run of anything else there is an error."""
     return finished_run(job.folder, job.config, checksum, job.context.data) is not None
-
-
-def benchmarks_of(jobs: Sequence[Job]) -> list[str]:
-    return list(dict.fromkeys(job.config["benchmark"]["name"] for job in jobs))
-
-
-def lacking_data(jobs: Sequence[Job]) -> list[str]:
-    """A sentence for every dataset of these jobs that is missing."""
-    sentences = (missing_data(name, jobs[0].context.data) for name in benchmarks_of(jobs))
-    return list(dict.fromkeys(sentence for sentence in sentences if sentence is not None))
-
-
-def ensure_data(jobs: Sequence[Job]) -> None:
-    """Find or fetch the data of every benchmark before anything is trained."""
-    for name in benchmarks_of(jobs):
-        fetch_data(name, jobs[0].context.data)
 
 
 def group_failures(failures: Mapping[str, str]) -> dict[str, str]:
@@ -107,9 +89,7 @@ def group_failures(failures: Mapping[str, str]) -> dict[str, str]:
     alike: dict[str, list[str]] = {}
     for name, problem in failures.items():
         alike.setdefault(problem.partition(DETAILS)[0], []).append(name)  # every run has details of its own
-    return {
-        first + (f" and {len(others)} more" if others else ""): failures[first] for first, *others in alike.values()
-    }
+    return {f"{name} and {len(others)} more" if others else name: failures[name] for name, *others in alike.values()}
 
 
 def run_jobs(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer], out: Path) -> dict[str, str]:
@@ -117,43 +97,40 @@ def run_jobs(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Obse
 
     Runs that differ in flashback alone share their first task through a folder in `out`, removed at the end. A run
     whose process was killed goes on from its last checkpoint; one that ran out of memory beside others starts again
-    alone.
+    alone. A run that another process is training is left to it, and waited for at the end.
     """
+    require(count is None or count >= 1, f"jobs (--jobs) is at least 1, not {count}")
     if not jobs:
+        shutil.rmtree(out / SHARED, ignore_errors=True)  # of a process that was killed after its last run
         return {}
+    make_folder(out)
     count = jobs_at_a_time(count, len(jobs), jobs[0].context.device)
     for job in jobs:
         refuse_special(job.folder, below=out)
-    jobs = share_first_tasks(jobs, out / SHARED)
-    if count == 1:
-        problems = {job.name: attempt_here(job, watch(job.name)) for job in jobs}
-    else:
-        problems = run_packed(spread(jobs, count), count, watch)
-        problems |= run_packed([job for job in jobs if was_killed(problems[job.name])], count, watch)
-        problems |= run_packed([job for job in jobs if problems[job.name] == LACK_OF_MEMORY], 1, watch)
+    jobs = share_first_tasks(jobs, out / SHARED, count)
+    execute: Executor = run_here if count == 1 else partial(run_packed, count)
+    problems = execute(jobs, watch)
+    if count > 1:
+        problems |= execute([job for job in jobs if was_killed(problems[job.name])], watch)
+        problems |= run_packed(1, [job for job in jobs if problems[job.name] == LACK_OF_MEMORY], watch)
+    while held := [job for job in jobs if problems[job.name] == ELSEWHERE]:
+        free = [job for job in held if not is_held(job.folder)]  # finished, or its process has died
+        problems |= execute(free, watch)
+        if not free:
+            warn_once(f"another process is training in {held[0].folder}; waiting for it")
+            time.sleep(POLL)
     shutil.rmtree(out / SHARED, ignore_errors=True)
     return {name: problem for name, problem in problems.items() if problem is not None}
 
 
-def share_first_tasks(jobs: Sequence[Job], folder: Path) -> list[Job]:
-    """Name the folder in jobs whose first task another job has too; for others, writing the state is wasted."""
-    counts = Counter(job.first_task_key for job in jobs)
-    return [replace(job, first_tasks=folder if counts[job.first_task_key] > 1 else None) for job in jobs]
-
-
-def spread(jobs: Sequence[Job], count: int) -> list[Job]:
-    """Keep the order, but put other jobs between those that share a first task, so that one finds it done."""
-    waiting, order = list(jobs), list[Job]()
-    while waiting:
-        beside = {job.first_task_key for job in order[len(order) - count + 1 :]} if count > 1 else set()
-        following = next((job for job in waiting if job.first_task_key not in beside), waiting[0])
-        waiting.remove(following)
-        order.append(following)
-    return order
-
-
-def gets_another_chance(problem: str) -> bool:
-    return was_killed(problem) or problem == LACK_OF_MEMORY
+def share_first_tasks(jobs: Sequence[Job], folder: Path, count: int) -> list[Job]:
+    """Name the folder in jobs with a first task in common; of several at a time, one goes ahead and trains it."""
+    counts, places = Counter[str](), list[int]()
+    for job in jobs:
+        places.append(counts[job.first_task_key] if count > 1 else 0)
+        counts[job.first_task_key] += 1
+    order = sorted(range(len(jobs)), key=places.__getitem__)
+    return [replace(jobs[k], first_tasks=folder if counts[jobs[k].first_task_key] > 1 else None) for k in order]
 
 
 def was_killed(problem: str | None) -> bool:
@@ -161,29 +138,32 @@ def was_killed(problem: str | None) -> bool:
     return problem is not None and (problem in (DIED, STOPPED) or "CUDA error" in problem)
 
 
-def run_packed(jobs: Sequence[Job], count: int, watch: Callable[[str], Observer]) -> dict[str, str | None]:
+def run_here(jobs: Sequence[Job], watch: Callable[[str], Observer]) -> Problems:
+    problems: Problems = {}
+    for job in jobs:
+        observer = watch(job.name)
+        problems[job.name] = attempt(job, observer)
+        observer({"event": "end", "problem": problems[job.name]})
+    return problems
+
+
+def run_packed(count: int, jobs: Sequence[Job], watch: Callable[[str], Observer]) -> Problems:
     if not jobs:
         return {}
-    with sharing_gpu(jobs[0].context.device) as sharing:
-        return run_in_processes({job.name: job for job in jobs}, count, attempt_in_process, watch, sharing)
+    named, device = {job.name: job for job in jobs}, jobs[0].context.device
+    with sharing_gpu(device, min(count, len(jobs))):
+        return run_in_processes(named, count, attempt_in_process, watch, reuse=device != "cuda")
 
 
 def attempt(job: Job, observer: Observer) -> str | None:
-    """Make one run and return what went wrong; a bug leaves its traceback in the folder."""
     try:
         config, context = config_from_dict(job.config), job.context
-        run(
-            config,
-            out=job.folder,
-            data=context.data,
-            device=context.device,
-            observers=[observer],
-            track=context.track,
-            first_tasks=job.first_tasks,
-        )
-        (job.folder / FAILURE).unlink(missing_ok=True)
-    except Interrupted:
-        raise
+        given = partial(run, data=context.data, device=context.device, track=context.track)
+        given(config, out=job.folder, observers=[observer], first_tasks=job.first_tasks)
+        with suppress(OSError):  # the run is finished all the same
+            (job.folder / FAILURE).unlink(missing_ok=True)
+    except FolderInUseError:
+        return ELSEWHERE
     except FlashbackError as error:
         return str(error)
     except Exception as problem:
@@ -194,12 +174,6 @@ def attempt(job: Job, observer: Observer) -> str | None:
             message += f"{DETAILS}{job.folder / FAILURE})"
         return message
     return None
-
-
-def attempt_here(job: Job, observer: Observer) -> str | None:
-    problem = attempt(job, observer)
-    observer(end_of(problem))
-    return problem
 
 
 def attempt_in_process(job: Job, observer: Observer) -> str | None:

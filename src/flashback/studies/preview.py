@@ -1,6 +1,4 @@
-"""Whether a run can be made, and what it would spend, before it is made."""
-
-from __future__ import annotations
+"""What a run would spend, before it is made."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,22 +9,15 @@ from flashback.config import RunConfig
 from flashback.training.building import build_method, open_benchmark
 
 
-def check_buildable(config: RunConfig, data: str | Path | None) -> None:
-    """Raise a FlashbackError for settings that a run would refuse; the data must be at hand."""
-    build_method(config, open_benchmark(config, data, download=False, labels_only=True), "cpu")
-
-
 def preview_cost(config: RunConfig, data: str | Path | None) -> list[dict[str, Any]]:
     """Count what a run would spend, stage by stage; the data must be at hand.
 
     Counts depend on labels and settings alone, so a small untrained network goes through all stages. Only a memory
     carries images from one task to the next, so hosts without one skip the begin and the end of a stage.
     """
-    small = replace(
-        config, host=replace(config.host, net="smallcnn"), training=replace(config.training, image_size=None)
-    )
+    host, training = replace(config.host, net="smallcnn"), replace(config.training, image_size=None)
     benchmark = open_benchmark(config, data, download=False, labels_only=True)
-    method = build_method(small, benchmark, "cpu")
+    method = build_method(replace(config, host=host, training=training), benchmark, "cpu")
     budget: list[dict[str, Any]] = []
     for task in benchmark.tasks:
         method.enter(task)
@@ -36,8 +27,8 @@ def preview_cost(config: RunConfig, data: str | Path | None) -> list[dict[str, A
                 stage.begin()
             images, epochs = len(stage.stream()), stage.epochs
             steps = epochs * count_batches(images, stage.batch_size)
-            spent = {"epochs": epochs, "steps": steps, "images": epochs * images}
-            budget.append({"task": task.index, "stage": stage.name, **spent})
+            names = {"task": task.index, "stage": stage.name}
+            budget.append({**names, "epochs": epochs, "steps": steps, "images": epochs * images})
             if method.host.memory is not None:
                 stage.end()
     return budget

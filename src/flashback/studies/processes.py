@@ -1,7 +1,5 @@
 """Run jobs in parallel processes; one that dies is named and the others go on."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import threading
@@ -13,9 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from flashback.errors import Interrupted, require, warn_once
-from flashback.studies.packing import environment, portion
-from flashback.training.environment import PORTION
-from flashback.training.trainer import Event, Observer
+from flashback.training.trainer import Observer
 
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
 DIED = "its process ended without an error message; was it out of memory?"
@@ -25,28 +21,31 @@ GUARD = (
     "several runs at a time start processes, and each reads the script anew; "
     'put the call under: if __name__ == "__main__":'
 )
+START = "spawn"  # CUDA needs new processes, and threads of torch do not survive a fork
 PATIENCE = 60.0  # seconds a process has to save its state
 
 
 def run_in_processes(
-    jobs: Mapping[str, Any], count: int, work: Work, watch: Callable[[str], Observer], sharing: bool = False
+    jobs: Mapping[str, Any], count: int, work: Work, watch: Callable[[str], Observer], reuse: bool = False
 ) -> dict[str, str | None]:
     """Run named jobs, `count` at a time; returns what went wrong with each, None for nothing.
 
-    Every job has a new process, as CUDA needs it, so `work` is a function of a module and jobs can be pickled. If the
-    processes are `sharing` a GPU by MPS, each gets a portion of it.
+    `work` is a function of a module, and jobs can be pickled. With `reuse`, a process takes one job after another and
+    imports torch once; without it every job has a new process, as CUDA needs it.
     """
-    waiting, problems = list(jobs), dict[str, str | None](dict.fromkeys(jobs, DIED))
+    waiting, problems = list(jobs), dict[str, str | None]()
     running: dict[Any, tuple[str, BaseProcess, Observer]] = {}
+
+    def give_next(pipe: Any, process: BaseProcess) -> None:
+        name = waiting.pop(0)
+        running[pipe] = name, process, watch(name)
+        send(pipe, (work, jobs[name]))
+
     try:
         with handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):
             while waiting or running:
                 while waiting and len(running) < count:
-                    name = waiting.pop(0)
-                    observer = watch(name)
-                    with environment({PORTION: portion(min(count, len(jobs)))} if sharing else {}):
-                        pipe, process = start(work, jobs[name])
-                    running[pipe] = name, process, observer
+                    give_next(*start())
                 for ready in wait(list(running)):
                     name, process, observer = running[ready]
                     kind, value = receive(ready)
@@ -56,11 +55,18 @@ def run_in_processes(
                         warn_once(value)
                     elif kind == "end":
                         problems[name] = value
+                        observer({"event": "end", "problem": value})
+                        if reuse and waiting and value != STOPPED:
+                            give_next(ready, process)
+                        else:
+                            send(ready, None)
                     else:
                         process.join()
                         require(process.exitcode != UNGUARDED, GUARD)
                         del running[ready]
-                        observer(end_of(problems[name]))
+                        if name not in problems:
+                            problems[name] = DIED
+                            observer({"event": "end", "problem": DIED})
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
@@ -68,11 +74,11 @@ def run_in_processes(
     return problems
 
 
-def start(work: Work, job: Any) -> tuple[Connection, BaseProcess]:
+def start() -> tuple[Connection, BaseProcess]:
     """Start a process that ignores Ctrl-C and a closed terminal: its parent reacts to them and stops it."""
-    context = multiprocessing.get_context("spawn")
-    parent_end, child_end = context.Pipe(duplex=False)
-    process = context.Process(target=serve, args=(work, job, child_end), daemon=True)
+    context: Any = multiprocessing.get_context(START)
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=serve, args=(child_end,), daemon=True)
     with handling(signal.SIG_IGN, signal.SIGINT, signal.SIGHUP):
         try:
             process.start()
@@ -82,38 +88,38 @@ def start(work: Work, job: Any) -> tuple[Connection, BaseProcess]:
     return parent_end, process
 
 
-def serve(work: Work, job: Any, pipe: Connection) -> None:
-    """Work on a job in a child process, and send events, warnings and the outcome to the parent."""
+def serve(pipe: Connection) -> None:
+    """Work on jobs in a child process until None comes, and send events, warnings and outcomes to the parent."""
 
-    def send(kind: str, value: Any) -> None:
+    def report(kind: str, value: Any) -> None:
         try:
             pipe.send((kind, value))
         except OSError:  # the parent is gone: save the state and end, as it would have asked
             signal.raise_signal(signal.SIGTERM)
 
-    warnings.showwarning = lambda message, *_: send("warning", str(message))
+    warnings.showwarning = lambda message, *_: report("warning", str(message))
     try:
-        send("end", work(job, lambda event: send("event", dict(event))))
+        for work, job in iter(pipe.recv, None):
+            report("end", work(job, lambda event: report("event", dict(event))))
     except Interrupted:
-        with suppress(OSError):
-            pipe.send(("end", STOPPED))
+        send(pipe, ("end", STOPPED))
+    except EOFError:  # the parent is gone
+        return
 
 
-def receive(pipe: Any) -> tuple[str, Any]:
+def send(pipe: Any, message: Any) -> None:
+    with suppress(OSError):  # the process at the other end has died, which receiving from it shows
+        pipe.send(message)
+
+
+def receive(pipe: Any) -> Any:
     try:
-        message: tuple[str, Any] = pipe.recv()
+        return pipe.recv()
     except (EOFError, OSError):
         return "gone", None
-    return message
-
-
-def end_of(problem: str | None) -> Event:
-    """The last event of a run."""
-    return {"event": "end", "problem": problem}
 
 
 def stop(processes: Iterable[BaseProcess]) -> None:
-    """Ask all to save their state and end; those that do not in time are ended."""
     for process in processes:
         process.terminate()
     for process in processes:

@@ -1,11 +1,10 @@
 """Sweeps: many runs from one file that names hosts, benchmarks, seeds, arms and a grid of settings."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -13,18 +12,20 @@ from typing import Any, Literal
 
 import torch
 
+from flashback.benchmarks.load import fetch_data
 from flashback.config import build, to_dict
-from flashback.errors import FlashbackError, require, unknown
-from flashback.hosts import HOSTS, Host
-from flashback.hosts.external import HostFiles, find_hosts
+from flashback.errors import FlashbackError, require, shorten, unknown
+from flashback.hosts import HOSTS
+from flashback.hosts.external import HostFiles
 from flashback.plain_yaml import read_yaml
 from flashback.recipes import check_free, configure
 from flashback.records.terms import FLASHBACK
-from flashback.studies.jobs import Job, RunContext, ensure_data, gets_another_chance, is_finished, run_jobs
+from flashback.studies.jobs import ELSEWHERE, Job, RunContext, is_finished, run_jobs, was_killed
+from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.trainer import Event, Observer
 
 LONGEST_NAME = 120  # letters of a folder; file systems take 255 bytes
-STATES = DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"
+DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"  # or ELSEWHERE
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class Part:
     settings: dict[str, Any] = field(default_factory=dict)  # dotted keys, for all runs
     grid: dict[str, Any] = field(default_factory=dict)  # dotted keys with a list of values each
 
-    def check(self, source: str) -> None:
+    def __post_init__(self) -> None:
         for name in ("hosts", "benchmarks", "seeds", "arms"):
-            require(len(getattr(self, name)) >= 1, f"{source}: {name} is empty; name at least one")
+            require(len(getattr(self, name)) >= 1, f"{name} is empty; name at least one")
         for key, values in self.grid.items():
-            require(isinstance(values, list) and len(values) >= 1, f"{source}: grid.{key} must be a list of values")
+            require(isinstance(values, list) and len(values) >= 1, f"grid.{key} must be a list of values")
         check_free({**self.settings, **self.grid}, "a sweep")
 
 
@@ -56,7 +57,6 @@ class Sweep:
 
 
 def shipped_sweeps() -> dict[str, str]:
-    """The text of every sweep that comes with the package, by name."""
     folder = resources.files("flashback.recipes") / "sweeps"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     return {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in files}
@@ -69,15 +69,13 @@ def read_sweep(name: str | Path) -> Sweep:
         FlashbackError: There is no such sweep, or it makes no sense.
     """
     shipped = shipped_sweeps()
-    if str(name) in shipped:
-        return parse_sweep(shipped[str(name)], str(name))
-    path = Path(name)
-    if not path.is_file():
+    if str(name) not in shipped and not os.path.isfile(name):
         raise unknown("sweep", str(name), shipped)
     try:
-        return parse_sweep(path.read_text(encoding="utf-8"), str(path))
+        text = shipped.get(str(name)) or Path(name).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise FlashbackError(f"{path} is not text in UTF-8; save it so") from None
+        raise FlashbackError(f"{name} is not text in UTF-8; save it so") from None
+    return parse_sweep(text, str(name))
 
 
 def parse_sweep(text: str, source: str) -> Sweep:
@@ -92,80 +90,53 @@ def parse_sweep(text: str, source: str) -> Sweep:
     title = str(document.pop("title", Path(source).stem))
     parts = document.pop("parts", [{}])
     require(isinstance(parts, list) and all(isinstance(part, dict) for part in parts), f"{source}: parts is a list")
-    written = [merged(document, part) for part in parts]
+    for entry in (document, *parts):
+        entry["settings"] = entry.get("settings") or {}
+        require(isinstance(entry["settings"], dict), f"{source}: settings is a mapping of keys to values")
+    written = [{**document, **part, "settings": {**document["settings"], **part["settings"]}} for part in parts]
     for count in (part["seeds"] for part in written if type(part.get("seeds")) is int):
         meant = list(range(count)) if 1 <= count <= 10 else [count]  # so many, or just this one
         raise FlashbackError(f"{source}: seeds is a list of seeds, not {count}; write {meant}")
     try:
-        built = tuple(build(Part, part) for part in written)
+        return Sweep(title, tuple(build(Part, part) for part in written))
     except FlashbackError as error:
         raise FlashbackError(f"{source}: {error}") from None
-    for part in built:
-        part.check(source)
-    return Sweep(title, built)
-
-
-def merged(common: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part on top of what all parts share; settings of both count."""
-    given = [entry.get("settings") or {} for entry in (common, part)]
-    require(all(isinstance(settings, Mapping) for settings in given), "the settings of a sweep are a mapping of keys")
-    settings = {**given[0], **given[1]}
-    return {**common, **part, **({"settings": settings} if settings else {})}
-
-
-# ---------------------------------------------------------------- planning
 
 
 def plan(sweep: Sweep, out: Path, context: RunContext) -> list[Job]:
-    """Every run of a sweep once; the arm without flashback is the same for all values of flashback settings."""
     jobs: dict[Path, Job] = {}
     for part in sweep.parts:
         for host, benchmark, arm, seed in itertools.product(part.hosts, part.benchmarks, part.arms, part.seeds):
             if arm == FLASHBACK and is_bare(host):
                 continue
-            for choice in combinations(part.grid, arm):
-                options: dict[str, Any] = {"recipe": part.recipe, "settings": {**part.settings, **choice}}
+            keys = [key for key in part.grid if arm == FLASHBACK or not key.startswith("flashback.")]
+            for values in itertools.product(*(part.grid[key] for key in keys)):
+                choice = dict(zip(keys, values, strict=True))
+                given: dict[str, Any] = {"recipe": part.recipe, "settings": {**part.settings, **choice}}
+                given |= {"flashback": arm == FLASHBACK, "seed": seed, "data": context.data}
                 try:
-                    config = configure(
-                        host, benchmark, flashback=arm == FLASHBACK, seed=seed, data=context.data, **options
-                    )
+                    config = configure(host, benchmark, **given)
                 except FlashbackError as error:
-                    raise FlashbackError(f"{host}: {error}") from None
+                    raise FlashbackError(f"{shorten(host)}: {error}") from None
                 folder = out / slug(benchmark) / slug(host) / slug(part.recipe) / label(choice) / arm / f"seed-{seed}"
                 job = Job(arm, seed, to_dict(config), folder, context, str(folder.relative_to(out)))
-                require(
-                    jobs.setdefault(folder, job).config == job.config,
-                    f"two parts plan different runs for {job.title}; put what differs into the grid",
-                )
+                same = jobs.setdefault(folder, job).config == job.config
+                require(same, f"two parts plan different runs for {job.title}; put what differs into the grid")
     require(bool(jobs), "the sweep plans no run: none of its hosts can have flashback; add the arm host")
     return list(jobs.values())
 
 
 def is_bare(host: str) -> bool:
     """Whether a host keeps no knowledge, so that flashback has nothing to attach to."""
-    return not find_host(host).has_knowledge
-
-
-def find_host(host: str) -> type[Host]:
-    if host not in HOSTS:
-        find_hosts()
-    return HOSTS[host]
+    return not HOSTS[host].has_knowledge
 
 
 def left_out(sweep: Sweep) -> list[str]:
-    """The hosts that have no arm with flashback although the sweep names one."""
     named = (host for part in sweep.parts if FLASHBACK in part.arms for host in part.hosts)
     return [host for host in dict.fromkeys(named) if is_bare(host)]
 
 
-def combinations(grid: Mapping[str, Sequence[Any]], arm: str) -> Iterator[dict[str, Any]]:
-    keys = [key for key in grid if arm == FLASHBACK or not key.startswith("flashback.")]
-    for values in itertools.product(*(grid[key] for key in keys)):
-        yield dict(zip(keys, values, strict=True))
-
-
 def label(choice: Mapping[str, Any]) -> str:
-    """A folder name for one combination of the grid."""
     return fitting(",".join(f"{slug(key)}={slug(str(value))}" for key, value in choice.items()) or "recipe")
 
 
@@ -176,12 +147,8 @@ def slug(text: str) -> str:
 
 
 def fitting(name: str) -> str:
-    """Shorten a name that is too long for a file system to its beginning and a digest of the whole."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]
     return name if len(name) <= LONGEST_NAME else f"{name[:80].rstrip('-')}-{digest}"
-
-
-# ---------------------------------------------------------------- running
 
 
 @dataclass
@@ -196,8 +163,11 @@ class Outcome:
         return sum(state == DONE for state in self.states.values())
 
 
+def benchmarks_of(jobs: Sequence[Job]) -> list[str]:
+    return list(dict.fromkeys(job.config["benchmark"]["name"] for job in jobs))
+
+
 def survey(planned: Sequence[Job]) -> tuple[Outcome, list[Job]]:
-    """The states of the planned runs, and the runs that are not done."""
     states = {job.name: DONE if is_finished(job) else WAITING for job in planned}
     return Outcome(states), [job for job in planned if states[job.name] == WAITING]
 
@@ -231,9 +201,8 @@ def run_sweep(
     Raises:
         FlashbackError: The sweep makes no sense, or its data are missing.
     """
-    find_hosts(host_file)
     sweep = sweep if isinstance(sweep, Sweep) else read_sweep(sweep)
-    planned = plan(sweep, Path(out), RunContext.of(data, device, host_file, jobs, track))
+    planned = plan(sweep, Path(out), RunContext.of(data, device, host_file, track))
     outcome, missing = survey(planned)
 
     def observe(name: str) -> Observer:
@@ -243,12 +212,14 @@ def run_sweep(
         def note(event: Event) -> None:
             if event["event"] == "end":
                 problem = event["problem"]
-                outcome.states[name] = DONE if problem is None else WAITING if gets_another_chance(problem) else FAILED
+                states = {None: DONE, ELSEWHERE: ELSEWHERE, LACK_OF_MEMORY: WAITING}
+                outcome.states[name] = WAITING if was_killed(problem) else states.get(problem, FAILED)
             observer(event)
 
         return note
 
-    ensure_data(missing)
+    for benchmark in benchmarks_of(missing):
+        fetch_data(benchmark, data)
     outcome.failures = run_jobs(missing, jobs, observe, Path(out))
     outcome.states |= dict.fromkeys(outcome.failures, FAILED)
     return outcome

@@ -1,7 +1,5 @@
 """Choose settings on a validation split of the training images, never on the test images."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +13,14 @@ import yaml
 
 from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, require
-from flashback.files import refuse_special, write_atomically
+from flashback.files import ANOTHER_FOLDER, refuse_special, write_atomically
 from flashback.hosts.external import HostFiles, find_hosts
-from flashback.recipes import Recipe, check_free, comparable, configure
+from flashback.recipes import Recipe, check_free, configure
 from flashback.recipes.resolving import is_recipe_file, recipe_from_file
-from flashback.records import RunFolder, dotted, read_record
+from flashback.records import dotted, is_begun, read_record
 from flashback.studies.sweeps import label
-from flashback.training.finished import IGNORED, finished_run
 from flashback.training.first_task_cache import SHARED
-from flashback.training.running import run
+from flashback.training.running import finished_run, run
 from flashback.training.trainer import Observer
 
 VALIDATION = 0.1  # of the training images of every class
@@ -31,16 +28,17 @@ ALPHAS = (0.001, 0.01, 0.1, 1.0)
 CHECKED = 500  # combinations, a millisecond each
 HELD_OUT = "benchmark.validation"
 FLASHBACK = "flashback."
-STUDY = "study.db"  # beside the config.yaml of its first choice; no run lies in the folder itself
+OLD_STUDY = "study.db"  # marks the folder of a tuning of version 0.1.0, which has a config.yaml but is no run
 Space = dict[str, Sequence[Any]]  # the values to choose among, by setting; a range has an order to search along
-Choice = tuple[Any, ...]  # one value for each setting of a space
+Choice = Mapping[str, Any]  # one value for each setting of a space
+Trials = list[tuple[Choice, float]]  # choices that were tried, each with its accuracy
 
 
 @dataclass(frozen=True)
 class Tuned:
     """The best choice, and all that were tried, each once; fewer than requested if there are no more."""
 
-    choice: dict[str, Any]
+    choice: Choice
     accuracy: float
     trials: list[dict[str, Any]]  # choices, each with its "accuracy"
     recipe: Path
@@ -66,13 +64,13 @@ def tune(
     """Search settings with Optuna on a validation split.
 
     Settings of flashback are chosen for the host with flashback; all others, which both arms share, for the host alone.
-    The host alone with nothing chosen runs too, as the accuracy to beat. The study and its runs are kept in `out`, and
-    the same call goes on with them.
+    The host alone with nothing chosen runs first, as the accuracy to beat. All runs are kept in `out`. The same call
+    goes on with them, and an interrupted search tries the same choices as one that was never interrupted.
 
     Args:
         host: The name of the method.
         benchmark: The name of a benchmark, or the path of an .npz file or of a folder of images.
-        out: The folder for the study, its runs and recipe.yaml.
+        out: The folder for all runs and recipe.yaml.
         over: The values to choose among, by setting; by default alpha_p and E1.
         trials: How many choices to try, those of earlier calls included.
         seed: Decides all randomness.
@@ -92,64 +90,67 @@ def tune(
     optuna = import_extra("optuna", "tune", "flashback tune needs the package optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     require(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
-    given = dotted(settings or {})
+    given, folder = dotted(settings or {}), Path(out)
     check_free(given, "tuning")
     find_hosts(host_file)
     bare = {key: value for key, value in given.items() if not key.startswith(FLASHBACK)}
 
-    def configured(chosen: Mapping[str, Any], flashback: bool) -> RunConfig:
-        values = {HELD_OUT: VALIDATION, **(given if flashback else bare), **chosen}
+    def configured(choice: Choice, flashback: bool) -> RunConfig:
+        values = {HELD_OUT: VALIDATION, **(given if flashback else bare), **choice}
         return configure(host, benchmark, flashback=flashback, seed=seed, recipe=recipe, settings=values, data=data)
 
     alone = configured({}, flashback=False)
     require(alone.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
-    space: Space = dict(over or usual_space(alone.training.epochs))
+    first_epochs = range(1, max(1, alone.training.epochs // 2) + 1)
+    space: Space = dict(over or {"flashback.alpha": ALPHAS, "flashback.epochs": first_epochs})
     with_flashback = check_space(space, given)
-    space = as_configured(space, lambda chosen: configured(chosen, with_flashback))
-
-    def config_of(choice: Choice) -> RunConfig:
-        return configured(dict(zip(space, choice, strict=True)), with_flashback)
-
-    first = tuple(values[0] for values in space.values())
-    folder = RunFolder.open(Path(out), to_dict(config_of(first)), IGNORED, comparable, what="a tuning").path
-    study = open_study(optuna, folder, space, seed)
+    space = as_configured(space, lambda choice: configured(choice, with_flashback))
+    require(not is_begun(folder) or (folder / OLD_STUDY).exists(), f"{folder} holds a run; {ANOTHER_FOLDER}")
 
     def accuracy_of(config: RunConfig, name: str) -> float:
-        run_folder, shared = folder / name, folder / SHARED
-        refuse_special(run_folder)
-        if finished_run(run_folder, to_dict(config), data=data) is None:  # the same choice may come up again
-            run(config, out=run_folder, data=data, device=device, observers=[watch(name)], first_tasks=shared)
-        accuracy: float = read_record(run_folder).results["class_incremental"]["average_accuracy"]
-        return accuracy
+        path = folder / name
+        refuse_special(path)
+        if finished_run(path, to_dict(config), data=data) is None:
+            run(config, out=path, data=data, device=device, observers=[watch(name)], first_tasks=folder / SHARED)
+        return float(read_record(path).results["class_incremental"]["average_accuracy"])
 
-    def objective(trial: Any) -> float:
-        choice = tuple(suggested(trial, key, values) for key, values in space.items())
-        return accuracy_of(config_of(choice), label(dict(zip(space, choice, strict=True))))
+    host_accuracy = accuracy_of(alone, "host")
 
-    go_on(study, space, objective, trials)
-    accuracies = tried(study, space)
-    same = [value for choice, value in accuracies.items() if config_of(choice) == alone]  # the recipe's own values
-    host_accuracy = same[0] if same else accuracy_of(alone, "host")
+    def try_choice(choice: Choice) -> float:
+        config = configured(choice, with_flashback)
+        return host_accuracy if config == alone else accuracy_of(config, label(choice))
+
+    ranked = sorted(search(optuna, space, try_choice, trials, seed), key=lambda trial: -trial[1])
     shutil.rmtree(folder / SHARED, ignore_errors=True)
-    best = max(accuracies, key=lambda choice: accuracies[choice])
-    chosen = dict(zip(space, best, strict=True))
+    best, accuracy = ranked[0]
     sources = {
         "given to flashback tune": {key: value for key, value in given.items() if key != HELD_OUT},
-        f"tuned on a validation split of the training images, {len(accuracies)} choices": chosen,
+        f"tuned on a validation split of the training images, {len(ranked)} choices": best,
     }
-    note = f"validation average accuracy {accuracies[best]:.2f}, of the host alone {host_accuracy:.2f}"
+    note = f"validation average accuracy {accuracy:.2f}, of the host alone {host_accuracy:.2f}"
     path = write_recipe(folder / "recipe.yaml", alone, recipe, sources, note)
-    ranked = sorted(accuracies.items(), key=lambda entry: -entry[1])
-    all_tried = [{**dict(zip(space, choice, strict=True)), "accuracy": value} for choice, value in ranked]
-    return Tuned(chosen, accuracies[best], all_tried, path, host_accuracy, with_flashback)
+    all_tried = [{**choice, "accuracy": value} for choice, value in ranked]
+    return Tuned(best, accuracy, all_tried, path, host_accuracy, with_flashback)
 
 
-# ---------------------------------------------------------------- what to choose among
+def search(optuna: Any, space: Space, try_choice: Callable[[Choice], float], trials: int, seed: int) -> Trials:
+    """Try different choices until there are `trials` of them, or all there are; returns each with its accuracy.
 
-
-def usual_space(epochs: int) -> Space:
-    """alpha_p, and E1 up to half of the epochs."""
-    return {"flashback.alpha": ALPHAS, "flashback.epochs": range(1, max(1, epochs // 2) + 1)}
+    The runs on disk are the study: repeating the search over them leads to the choice at which it was interrupted.
+    """
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    left = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+    tried: Trials = []
+    while left and len(tried) < trials:
+        trial = study.ask()
+        choice = {key: suggested(trial, key, values) for key, values in space.items()}
+        if choice in left:
+            left.remove(choice)
+            tried.append((choice, try_choice(choice)))
+        else:  # the sampler came back to a choice: it would do so again and again
+            study.enqueue_trial(random.Random(trial.number + 1).choice(left))
+        study.tell(trial, next(accuracy for earlier, accuracy in tried if earlier == choice))
+    return tried
 
 
 def check_space(space: Space, settings: Mapping[str, Any]) -> bool:
@@ -173,8 +174,7 @@ def check_space(space: Space, settings: Mapping[str, Any]) -> bool:
     return all(of_flashback)
 
 
-def as_configured(space: Space, configured: Callable[[Mapping[str, Any]], RunConfig]) -> Space:
-    """The values as a configuration has them; refuses bad ones before anything is trained."""
+def as_configured(space: Space, configured: Callable[[Choice], RunConfig]) -> Space:
     resolved: Space = {}
     first = {key: values[0] for key, values in space.items()}
     for key, values in space.items():
@@ -186,72 +186,16 @@ def as_configured(space: Space, configured: Callable[[Mapping[str, Any]], RunCon
     return resolved
 
 
-def open_study(optuna: Any, folder: Path, space: Space, seed: int) -> Any:
-    """Open the study of a folder; its space cannot change."""
-    refuse_special(folder / STUDY)
-    study = optuna.create_study(
-        study_name="flashback",
-        storage=f"sqlite:///{(folder / STUDY).resolve()}",
-        direction="maximize",
-        load_if_exists=True,
-    )
-    now = {key: list(values) for key, values in space.items()}
-    before = study.user_attrs.get("over", now)
-    require(before == now, f"{folder} holds a tuning over {before}; choose another folder for one over {now}")
-    study.set_user_attr("over", now)
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
-    return study
-
-
 def suggested(trial: Any, key: str, values: Sequence[Any]) -> Any:
     if isinstance(values, range):
         return trial.suggest_int(key, values[0], values[-1])
     return trial.suggest_categorical(key, values)
 
 
-# ---------------------------------------------------------------- trying
-
-
-def go_on(study: Any, space: Space, objective: Callable[[Any], float], trials: int) -> None:
-    """Try different choices until there are `trials` of them, or all there are, those of earlier calls included."""
-    for choice in dict.fromkeys(choice_of(trial, space) for trial in begun(study, space)):
-        if choice not in tried(study, space):
-            enqueue(study, space, choice)  # its run was interrupted and goes on
-    choices = list(product(*space.values()))
-    while len(done := tried(study, space)) < min(trials, len(choices)):
-        study.optimize(objective, n_trials=1)
-        if len(tried(study, space)) == len(done):  # the sampler came back to a choice: it would do so again and again
-            left = [choice for choice in choices if choice not in done]
-            enqueue(study, space, random.Random(len(study.trials)).choice(left))
-
-
-def tried(study: Any, space: Space) -> dict[Choice, float]:
-    """The accuracy of every choice that has one."""
-    trials = [trial for trial in begun(study, space) if trial.value is not None]
-    return {choice_of(trial, space): trial.value for trial in trials}
-
-
-def begun(study: Any, space: Space) -> list[Any]:
-    return [trial for trial in study.trials if trial.params.keys() == space.keys()]
-
-
-def choice_of(trial: Any, space: Space) -> Choice:
-    return tuple(trial.params[key] for key in space)
-
-
-def enqueue(study: Any, space: Space, choice: Choice) -> None:
-    study.enqueue_trial(dict(zip(space, choice, strict=True)))
-
-
-# ---------------------------------------------------------------- what comes of it
-
-
 def write_recipe(path: Path, base: RunConfig, recipe: str, sources: Mapping[str, Mapping[str, Any]], note: str) -> Path:
-    """Write settings with their sources, on top of those of the recipe file that tuning began with, if any."""
     host, benchmark = base.host.name, base.benchmark.name
-    before = Recipe(host, benchmark, recipe, {}, {}, {})
-    if is_recipe_file(recipe):
-        before = recipe_from_file(host, benchmark, Path(recipe))
+    file = Path(recipe) if is_recipe_file(recipe) else None
+    before = recipe_from_file(host, benchmark, file) if file else Recipe(host, benchmark, recipe, {}, {}, {})
     new = {key: {"value": value, "from": source} for source, values in sources.items() for key, value in values.items()}
 
     def kept(values: Mapping[str, Any]) -> dict[str, Any]:

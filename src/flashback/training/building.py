@@ -1,10 +1,9 @@
 """Build what a configuration describes: the benchmark, the host, and Flashback around it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from flashback.config import RunConfig
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.external import find_hosts
-from flashback.nets import ModuleNets
+from flashback.nets import Backbone, ModuleNets, Shape, build_backbone
 from flashback.plugin import Flashback
 from flashback.recipes import configure
 from flashback.recipes.resolving import dotted_keys
@@ -35,7 +34,6 @@ LACK_OF_MEMORY = (
 def open_benchmark(
     config: RunConfig, data: str | Path | None = None, download: bool = True, labels_only: bool = False
 ) -> Benchmark:
-    """Load the benchmark of a configuration, or only its labels."""
     return load_benchmark(
         **asdict(config.benchmark), data=data, seed=config.seed, download=download, labels_only=labels_only
     )
@@ -47,6 +45,7 @@ def build_host(
     device: torch.device | str = "auto",
     *,
     net: nn.Module | str | None = None,
+    pretrained: bool = True,
     **settings: Any,
 ) -> Host:
     """Build a host that is ready to train on a benchmark.
@@ -60,6 +59,7 @@ def build_host(
         net: The name of a net, or any `nn.Module` that maps images [n, C, H, W] to feature vectors [n, width]; remove
             its classification layer if it has one. The host trains a copy, which starts from the module's weights.
             A host that needs more than one network initialises further copies through `reset_parameters()`.
+        pretrained: Whether to load the weights that the name of a net asks for; False if a checkpoint replaces them.
         settings: With the name of a host, settings by their plain names: memory_size=200, epochs=5, seed=1.
 
     Returns:
@@ -83,13 +83,17 @@ def build_host(
         f"fb.build_host takes the name of a host or what fb.configure returns, not {type(config).__name__}",
     )
     check_benchmark(config, benchmark)
-    backbones = None
+    backbones: Callable[[Shape, float], Backbone] | None = None
+    if config.host.net and not pretrained:
+        backbones = partial(build_backbone, config.host.net, pretrained=False)
     if isinstance(net, nn.Module):
-        backbones = ModuleNets(net)
-        config = replace(config, host=replace(config.host, net=backbones.name))
+        backbones = modules = ModuleNets(net)
+        config = replace(config, host=replace(config.host, net=modules.name))
     with explaining_failures():
         host = HOSTS[config.host.name](config, benchmark, device, backbones)
     host.check()
+    for task in benchmark.tasks:
+        host.check_revisits(task)
     return host
 
 
@@ -104,16 +108,12 @@ def check_benchmark(config: RunConfig, benchmark: Benchmark) -> None:
     """Refuse a benchmark that contradicts a configuration; None in the configuration leaves a value open."""
     chosen, classes = config.benchmark, len(benchmark.order)
     is_named = benchmark.name in (chosen.name, Path(chosen.name).stem)  # a file is named by its stem
-    names = benchmark.names_by_label
-    order = None if chosen.order is None else class_order(chosen.order, classes, config.seed, names)
+    order = None if chosen.order is None else class_order(chosen.order, classes, config.seed, benchmark.names_by_label)
+    sizes = None if chosen.sizes is None else list(task_sizes(chosen.sizes, classes)[: chosen.tasks])
     for key, expected, given in (
         ("name", None if is_named else chosen.name, benchmark.name),
         ("order", order, benchmark.order),
-        (
-            "sizes",
-            None if chosen.sizes is None else list(task_sizes(chosen.sizes, classes)[: chosen.tasks]),
-            benchmark.sizes,
-        ),
+        ("sizes", sizes, benchmark.sizes),
         ("tasks", chosen.tasks, len(benchmark.tasks)),
         ("validation", chosen.validation, benchmark.validation),
     ):
@@ -124,9 +124,10 @@ def check_benchmark(config: RunConfig, benchmark: Benchmark) -> None:
         )
 
 
-def build_method(config: RunConfig, benchmark: Benchmark, device: torch.device | str = "auto") -> Host | Flashback:
-    """Build the host, wrapped by Flashback if the configuration enables it."""
-    host = build_host(config, benchmark, device)
+def build_method(
+    config: RunConfig, benchmark: Benchmark, device: torch.device | str = "auto", pretrained: bool = True
+) -> Host | Flashback:
+    host = build_host(config, benchmark, device, pretrained=pretrained)
     return Flashback(host) if config.flashback.enabled else host
 
 
@@ -134,17 +135,15 @@ def build_method(config: RunConfig, benchmark: Benchmark, device: torch.device |
 def explaining_failures() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_lack_of_memory(error):
-            raise
-        raise FlashbackError(LACK_OF_MEMORY) from None
-    except ValueError as error:
-        if "Expected more than 1 value per channel" not in str(error):
-            raise
-        raise FlashbackError(SINGLE_IMAGE) from None
+    except (RuntimeError, MemoryError, ValueError) as error:
+        if is_lack_of_memory(error):
+            raise FlashbackError(LACK_OF_MEMORY) from None
+        if "Expected more than 1 value per channel" in str(error):
+            raise FlashbackError(SINGLE_IMAGE) from None
+        raise
 
 
 def is_lack_of_memory(error: Exception) -> bool:
     """Only CUDA's allocator has its own exception; the others are recognised by their messages."""
     words = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Storage size calculation overflowed")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

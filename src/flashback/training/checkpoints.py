@@ -1,19 +1,19 @@
 """Checkpoints: everything a run needs to continue as if it had never stopped.
 
-A checkpoint is two files: tensors (safetensors) and a manifest (JSON) with their checksum. Both are written
-atomically, the manifest last, so a checkpoint is complete or does not exist. Nothing is unpickled. The manifest names
-the run that wrote it by a digest of its configuration and data, and no other run loads it.
+A checkpoint is a file of tensors (safetensors) and a manifest (JSON) with checksums and the digest of its run. The
+manifest is written last, so a checkpoint is complete or does not exist. Nothing is unpickled.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import re
 import signal
 import threading
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,15 +26,14 @@ from torch import Tensor
 from flashback.config import CheckpointConfig, build
 from flashback.errors import FlashbackError, require
 from flashback.errors import Interrupted as Interrupted
-from flashback.files import LARGEST_RECORD, NO_SPACE, read_file, refuse_special, write_atomically
+from flashback.files import LARGEST_RECORD, NO_SPACE, REMEDIES, make_folder, read_file, refuse_special, write_atomically
 from flashback.records.terms import SETTINGS
 from flashback.training.result import History
-from flashback.training.trainer import Checkpointer, Position, RunState
+from flashback.training.trainer import Position, RunState
 
 FORMAT = 2  # of checkpoints; others are refused
 KEPT = 2  # the last good one, and the one before in case the last is damaged
 MANIFEST = re.compile(r"[0-9]{6,}\.json")
-AFTER_TASKS = "after-task-{}"  # folders of the models kept after each task, counted from 1
 CHECKPOINT_FILE = re.compile(r"(?:\.(?:[0-9a-f]{8}\.)?)?([0-9]{6,})\.(json|safetensors)(\.part)?")
 
 
@@ -55,47 +54,68 @@ class Checkpoints:
         refuse_special(folder)
         self.folder, self.settings, self.log_size = folder, settings, log_size
         self.run = run  # the digest of the run; None loads the checkpoint of any run
+        self.after_task: dict[int, list[Callable[[RunState], None]]] = defaultdict(list)  # also get the state then
         self.stopping = threading.Event()
         self.damaged: set[str] = set()  # by number
         self._last = time.monotonic()
-        self._last_epoch: tuple[int, int, int] = (0, 0, 0)
-
-    # ------------------------------------------------------------ asked by the trainer
 
     def due(self, position: Position) -> bool:
-        """After every `epochs` epochs, after `minutes`, and at once when the run is to stop."""
+        return bool(self.further_stores(position)) or self.is_time(position)
+
+    def further_stores(self, position: Position) -> list[Callable[[RunState], None]]:
+        return self.after_task[position.task] if position == Position(position.task) else []
+
+    def is_time(self, position: Position) -> bool:
         if self.stopping.is_set():
             return True
-        epoch = (position.task, position.stage, position.epoch)
-        at_epoch_end = position.step == 0 and epoch != self._last_epoch
-        if at_epoch_end and self.settings.epochs and position.epoch and position.epoch % self.settings.epochs == 0:
+        at_epoch_end = position.step == 0 and position.epoch > 0
+        if at_epoch_end and self.settings.epochs and position.epoch % self.settings.epochs == 0:
             return True
         return time.monotonic() - self._last >= 60 * self.settings.minutes
 
+    def request(self) -> None:
+        """Save at the next opportunity."""
+        self._last = -math.inf
+
     def save(self, state: RunState) -> None:
-        position = state.values["position"]
-        self._last_epoch = (position["task"], position["stage"], position["epoch"])
+        position = Position(**state.values["position"])
+        stores = self.further_stores(position)
+        for store in stores:
+            store(state)
+        if stores and not self.is_time(position):
+            return
         try:
             self.write(state)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            warnings.warn(f"no space for a checkpoint in {self.folder}; the run continues without it", stacklevel=2)
+            warnings.warn(
+                f"no space for a checkpoint in {self.folder} ({os.strerror(error.errno)}); {REMEDIES[error.errno]}; "
+                "the run continues without it",
+                stacklevel=2,
+            )
         self._last = time.monotonic()
         if self.stopping.is_set():
             raise Interrupted
 
-    # ------------------------------------------------------------ on disk
+    def after(self, tasks: int) -> "Checkpoints":
+        """Where the model after so many tasks is kept."""
+        return Checkpoints(self.folder / f"after-task-{tasks}", self.settings, self.log_size, self.run)
+
+    def keep_model(self, state: RunState) -> None:
+        kept = self.after(state.values["position"]["task"])
+        kept.save(state)
+        kept.tidy(kept=1)
 
     def write(self, state: RunState) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        name = f"{1 + max((int(path.stem) for path in self.manifests()), default=0):06d}"
-        content = safetensors.torch.save(storable(state.tensors))
+        make_folder(self.folder)
+        number = f"{1 + max((int(path.stem) for path in self.manifests()), default=0):06d}"
+        content = safetensors.torch.save({name: storable(tensor) for name, tensor in state.tensors.items()})
         values = {**state.values, "log_bytes": self.log_size(), "run": self.run, "format": FORMAT}
         manifest = {"tensors": digest(content), "size": len(content), "values": values}
         try:
-            write_atomically(self.folder / f"{name}.safetensors", content)
-            write_atomically(self.folder / f"{name}.json", json.dumps({"digest": digest_of(manifest), **manifest}))
+            write_atomically(self.folder / f"{number}.safetensors", content)
+            write_atomically(self.folder / f"{number}.json", json.dumps({"digest": digest_of(manifest), **manifest}))
         finally:
             self.tidy()
 
@@ -109,7 +129,6 @@ class Checkpoints:
                 path.unlink()
 
     def manifests(self) -> list[Path]:
-        """From the oldest to the newest."""
         paths = (path for path in self.folder.glob("*.json") if MANIFEST.fullmatch(path.name) and path.is_file())
         return sorted(paths, key=lambda path: int(path.stem))
 
@@ -128,7 +147,6 @@ class Checkpoints:
         return None
 
     def check_run(self, state: RunState, manifest: Path) -> None:
-        """Refuse the checkpoint of another run."""
         require(
             self.run is None or state.values.get("format") == FORMAT,
             f"the checkpoint {manifest} was written by another version of flashback; start the run in another folder",
@@ -139,24 +157,18 @@ class Checkpoints:
             "restore what was changed, or start the run in another folder",
         )
 
-    # ------------------------------------------------------------ signals
-
     @contextmanager
     def stop_on_signals(self) -> Iterator[None]:
-        """The first SIGINT, SIGTERM or SIGHUP asks for a checkpoint and a stop; a second signal quits at once.
-
-        A signal that is ignored, as under nohup, stays ignored.
-        """
+        """The first signal asks for a checkpoint and a stop, a second one quits at once. Ignored ones stay ignored."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        watched = [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
-        previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in watched}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        watched = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
         def restore() -> None:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            for number, handler in watched.items():
+                signal.signal(number, handler or signal.SIG_DFL)
 
         def ask(*_: object) -> None:
             self.stopping.set()
@@ -170,54 +182,9 @@ class Checkpoints:
             restore()
 
 
-class TeeCheckpointer:
-    """A checkpointer that also stores the state elsewhere at certain positions."""
-
-    def __init__(
-        self, main: Checkpointer, is_extra: Callable[[Position], bool], store: Callable[[RunState], None]
-    ) -> None:
-        self.main, self.is_extra, self.store = main, is_extra, store
-
-    def due(self, position: Position) -> bool:
-        return self.is_extra(position) or self.main.due(position)
-
-    def save(self, state: RunState) -> None:
-        position = Position(**state.values["position"])
-        if self.is_extra(position):
-            self.store(state)
-        if not self.is_extra(position) or self.main.due(position):
-            self.main.save(state)
-
-
-class Models:
-    """The models that a run keeps: its state after every task but the last, whose state the last checkpoint has."""
-
-    def __init__(
-        self, folder: Path, settings: CheckpointConfig, tasks: int, run: str, log_size: Callable[[], int] = lambda: 0
-    ) -> None:
-        self.folder, self.settings, self.tasks, self.run, self.log_size = folder, settings, tasks, run, log_size
-
-    def due(self, position: Position) -> bool:
-        return self.settings.tasks and position == Position(position.task) and 0 < position.task < self.tasks
-
-    def keep(self, state: RunState) -> None:
-        kept = self.after(state.values["position"]["task"])
-        kept.save(state)
-        kept.tidy(kept=1)
-
-    def after(self, tasks: int) -> Checkpoints:
-        return Checkpoints(self.folder / AFTER_TASKS.format(tasks), self.settings, self.log_size, self.run)
-
-    def kept(self) -> list[int]:
-        return [tasks for tasks in range(1, self.tasks) if self.after(tasks).manifests()]
-
-
-def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous copies on the CPU that share no memory, as safetensors requires."""
-    return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+def storable(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU that shares no memory, as safetensors requires."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def digest(content: bytes) -> str:
@@ -229,20 +196,13 @@ def digest_of(values: Any) -> str:
 
 
 def read_checkpoint(manifest: Path) -> RunState:
-    """Read a checkpoint and check it against its manifest.
-
-    A disk that cannot be read, or a lack of memory, is not damage: those errors are raised as they are.
-    """
+    """A disk that cannot be read, or a lack of memory, is not damage: those errors are raised as they are."""
     damaged = DamagedCheckpointError(f"the checkpoint {manifest} is damaged")
-    tensors = manifest.with_suffix(".safetensors")
     try:
         document = json.loads(read_file(manifest, LARGEST_RECORD))
         claimed = document.pop("digest")
-        if digest_of(document) != claimed or tensors.stat().st_size != document["size"]:
-            raise damaged
-        content = read_file(tensors, document["size"])
-        if digest(content) != document["tensors"]:
-            raise damaged
+        content = read_file(manifest.with_suffix(".safetensors"), document["size"])
+        require((claimed, document["tensors"]) == (digest_of(document), digest(content)), "a checksum is wrong")
         check_values(document["values"])
         return RunState(safetensors.torch.load(content), document["values"])
     except FileNotFoundError:
@@ -254,7 +214,6 @@ def read_checkpoint(manifest: Path) -> RunState:
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Refuse values that no trainer can have written."""
     position, history = build(Position, values["position"]), build(History, values["history"])
     numbers = [position.task, position.stage, position.epoch, position.step, values["log_bytes"]]
     settings = [

@@ -1,7 +1,5 @@
 """Device, precision, determinism and versions of a run, and what its record says about them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -20,7 +18,7 @@ import torch
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.from_record import DATA, describe_data
 from flashback.config import RunConfig
-from flashback.errors import FlashbackError
+from flashback.errors import require
 from flashback.hosts.external import external_code
 from flashback.nets import net_for
 from flashback.records import RunFolder, differing_keys
@@ -36,53 +34,44 @@ SWITCHES = (
 
 
 def select_device(device: str | torch.device = "auto") -> torch.device:
-    """The device to train on; "auto" takes a GPU if there is one."""
-    device = "cuda" if str(device) == "cuda:0" else str(device)
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in ("cpu", "cuda"):
-        raise FlashbackError(
-            f"device (--device) must be auto, cpu or cuda, not '{device}'; set CUDA_VISIBLE_DEVICES to choose a GPU"
-        )
-    if device == "cuda" and not torch.cuda.is_available():
-        raise FlashbackError("device (--device) is cuda, but there is no CUDA device; use cpu or auto")
-    return torch.device(device)
+    name, has_gpu = "cuda" if str(device) == "cuda:0" else str(device), torch.cuda.is_available()
+    require(
+        name in ("auto", "cpu", "cuda"),
+        f"device (--device) must be auto, cpu or cuda, not '{name}'; set CUDA_VISIBLE_DEVICES to choose a GPU",
+    )
+    require(name != "cuda" or has_gpu, "device (--device) is cuda, but there is no CUDA device; use cpu or auto")
+    return torch.device(("cuda" if has_gpu else "cpu") if name == "auto" else name)
 
 
 def select_precision(config: RunConfig, device: torch.device) -> str:
-    if device.type != "cuda" and config.training.precision in ("tf32", "bf16"):
-        raise FlashbackError(f"training.precision {config.training.precision} needs a CUDA device; on the CPU use fp32")
-    return config.training.precision or ("bf16" if device.type == "cuda" else "fp32")
+    precision, on_gpu = config.training.precision, device.type == "cuda"
+    require(
+        on_gpu or precision not in ("tf32", "bf16"),
+        f"training.precision {precision} needs a CUDA device; on the CPU use fp32",
+    )
+    return precision or ("bf16" if on_gpu else "fp32")
 
 
 @contextmanager
 def prepared_device(config: RunConfig, device: torch.device, precision: str) -> Iterator[None]:
-    """Call `prepare_device`, and restore the global switches of torch afterwards."""
-    threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    switches = ((holder, name, getattr(holder, name)) for holder, name in SWITCHES)
-    before = list(switches) if device.type == "cuda" else []
+    """Set the switches of torch, deterministic unless `fast`, and restore them afterwards."""
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    switches = SWITCHES if device.type == "cuda" else ()
+    before = [(holder, name, getattr(holder, name)) for holder, name in switches]
     prepare_device(config, device, precision)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        if torch.are_deterministic_algorithms_enabled() != deterministic:
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(deterministic)
         for holder, name, value in before:
             setattr(holder, name, value)
 
 
 def prepare_device(config: RunConfig, device: torch.device, precision: str) -> None:
-    """Set the switches of torch: deterministic unless `fast`.
-
-    A CPU run uses one thread unless OMP_NUM_THREADS is set: results depend on the number of threads, and small
-    networks gain little from a second one.
-    """
     if device.type != "cuda":
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1)
+            torch.set_num_threads(1)  # results depend on it, and small networks gain little from a second thread
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
     torch.use_deterministic_algorithms(not config.fast)
@@ -91,9 +80,6 @@ def prepare_device(config: RunConfig, device: torch.device, precision: str) -> N
     torch.backends.cudnn.benchmark = config.fast
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
-
-
-# ---------------------------------------------------------------- records
 
 
 def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, precision: str) -> dict[str, Any]:
@@ -152,23 +138,19 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree, or None for an installed package."""
+    """The commit of the source tree, or None for an installed package, which may lie in another repository."""
     here = Path(__file__).resolve()
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(here.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-
+    git = ["git", "-C", str(here.parent)]
     try:
-        git("ls-files", "--error-unmatch", here.name)  # an installed package may lie in another repository
-        return git("rev-parse", "HEAD") or None
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=10, check=True)
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        return head.stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 @cache
 def source_digest() -> str:
-    """A digest of the code and recipes of this package."""
     here = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(path for path in here.rglob("*") if path.suffix in (".py", ".yaml")):
@@ -176,27 +158,28 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def compare_environment(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
+def compare(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
     """Refuse other data and another kind of device; return what else differs from the start of the run."""
-    before = folder.read_run()
-    for key, sentence in (
-        ("data_checksum", "the data have changed since the run in {} began; start a new run"),
-        ("device_type", "the run in {} began on another kind of device; use --device {}"),
-    ):
-        if before.get(key, facts[key]) != facts[key]:
-            raise FlashbackError(sentence.format(folder.path, before[key]))
-    must_match = before.get("must_match")
-    differing = differing_keys(must_match, facts["must_match"]) if isinstance(must_match, dict) else []
-    differing += ["source"] if before.get("source", facts["source"]) != facts["source"] else []
-    return differing
+    before = {**facts, **folder.read_run()}
+    require(
+        before["data_checksum"] == facts["data_checksum"],
+        f"the data have changed since the run in {folder.path} began; start a new run",
+    )
+    require(
+        before["device_type"] == facts["device_type"],
+        f"the run in {folder.path} began on another kind of device; use --device {before['device_type']}",
+    )
+    must_match = before["must_match"] if isinstance(before["must_match"], dict) else facts["must_match"]
+    source = ["source"] if before["source"] != facts["source"] else []
+    return differing_keys(must_match, facts["must_match"]) + source
 
 
 def changed_on_resume(folder: RunFolder, differing: Sequence[str]) -> list[str]:
     """Everything that has changed since a run began; warns of what is new."""
     if differing:
+        what = ", ".join(differing)
         warnings.warn(
-            f"the run in {folder.path} continues in another environment ({', '.join(differing)}), so its results may "
-            "differ",
+            f"the run in {folder.path} continues in another environment ({what}), so its results may differ",
             stacklevel=2,
         )
     earlier = folder.read_run().get("changed_on_resume")

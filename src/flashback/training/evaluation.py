@@ -1,7 +1,5 @@
 """Accuracy in both settings, and confusion counts, from one forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +11,7 @@ from flashback.errors import require
 from flashback.hosts.base import Host
 from flashback.hosts.prediction import Classifier
 from flashback.nets import evaluating
+from flashback.nets.growing import pad_classes
 from flashback.plugin import Flashback
 from flashback.records.terms import SETTINGS
 
@@ -39,7 +38,7 @@ def evaluate(method: Host | Flashback, tasks: Benchmark | Sequence[Task]) -> dic
     """Measure the accuracy of a host on the test images of tasks, with each of its classifiers.
 
     Class-incremental accuracy chooses among the columns of all classes learned so far and of the tasks given;
-    task-incremental accuracy among the columns of the image's own task.
+    task-incremental accuracy among the columns of the image's own task. A class that has no column yet is never chosen.
 
     Args:
         method: A host, or `Flashback(host)`.
@@ -74,14 +73,39 @@ def measure(host: Host, tasks: Sequence[Task]) -> dict[str, tuple[Accuracies, Te
 
 def evaluate_unlearned(host: Host, tasks: Sequence[Task]) -> dict[str, Accuracies]:
     """Accuracy on tasks not learned yet, each over the columns up to its own; empty if they have no columns."""
-    if not host.scores_unseen:
-        return {}
-    with evaluation_mode(host):
-        result: dict[str, Accuracies] = {}
-        for name, classifier in host.classifiers().items():
-            rows = [_measure(host, classifier, [task], task.seen.stop)[0] for task in tasks]
-            result[name] = {setting: [row[setting][0] for row in rows] for setting in SETTINGS}
-        return result
+    result: dict[str, Accuracies] = {}
+    if host.scores_unseen:
+        with evaluation_mode(host):
+            for name, classifier in host.classifiers().items():
+                rows = [_measure(host, classifier, [task], task.seen.stop)[0] for task in tasks]
+                result[name] = {setting: [row[setting][0] for row in rows] for setting in SETTINGS}
+    return result
+
+
+def _measure(host: Host, classifier: Classifier, tasks: Sequence[Task], seen: int) -> tuple[Accuracies, Tensor]:
+    counts, predicted = zip(*(_predict_task(host, classifier, task, seen) for task in tasks), strict=True)
+    correct = torch.stack(counts, dim=1).tolist()  # by setting, of each task
+    accuracies = {
+        setting: [100.0 * count / len(task.test) for count, task in zip(row, tasks, strict=True)]
+        for setting, row in zip(SETTINGS, correct, strict=True)
+    }
+    return accuracies, torch.cat(predicted)
+
+
+def _predict_task(host: Host, classifier: Classifier, task: Task, seen: int) -> tuple[Tensor, Tensor]:
+    """Correct predictions in both settings, and the predicted class-incremental column of every image."""
+    counts = torch.zeros(2, dtype=torch.int64, device=host.device)
+    batch, predicted = host.config.training.evaluation_batch, []
+    columns = torch.tensor(task.columns, device=host.device)
+    for images, labels in zip(torch.split(task.test.x, batch), torch.split(task.test.y, batch), strict=True):
+        labels = labels.to(host.device)
+        scores = classifier(host.views.plain(images.to(host.device)))
+        if scores.shape[1] < seen:
+            scores = pad_classes(scores, seen)  # of tasks that the host has not entered yet
+        predicted.append(scores[:, :seen].argmax(dim=1))
+        counts[0] += (predicted[-1] == labels).sum()
+        counts[1] += (columns[scores[:, columns].argmax(dim=1)] == labels).sum()
+    return counts, torch.cat(predicted)
 
 
 def count_confusion(tasks: Sequence[Task], predicted: Tensor) -> Confusion:
@@ -91,27 +115,3 @@ def count_confusion(tasks: Sequence[Task], predicted: Tensor) -> Confusion:
     counts = torch.bincount(truth * classes + predicted, minlength=classes * classes)
     confusion: Confusion = counts.view(classes, classes).tolist()
     return confusion
-
-
-def _measure(host: Host, classifier: Classifier, tasks: Sequence[Task], seen: int) -> tuple[Accuracies, Tensor]:
-    counts, predicted = zip(*(_predict_task(host, classifier, task, seen) for task in tasks), strict=True)
-    totals = [len(task.test) for task in tasks]
-    correct = torch.stack(counts).cpu().tolist()
-    accuracies = {
-        setting: [100.0 * row[k] / total for row, total in zip(correct, totals, strict=True)]
-        for k, setting in enumerate(SETTINGS)
-    }
-    return accuracies, torch.cat(predicted)
-
-
-def _predict_task(host: Host, classifier: Classifier, task: Task, seen: int) -> tuple[Tensor, Tensor]:
-    """Correct predictions in both settings, and the predicted class-incremental column of every image."""
-    counts = torch.zeros(2, dtype=torch.int64, device=host.device)
-    batch, predicted = host.config.training.evaluation_batch, []
-    for images, labels in zip(torch.split(task.test.x, batch), torch.split(task.test.y, batch), strict=True):
-        labels = labels.to(host.device)
-        scores = classifier(host.views.plain(images.to(host.device)))
-        predicted.append(scores[:, :seen].argmax(dim=1))
-        counts[0] += (predicted[-1] == labels).sum()
-        counts[1] += (scores[:, task.new].argmax(dim=1) + task.new.start == labels).sum()
-    return counts, torch.cat(predicted)

@@ -1,10 +1,4 @@
-"""The captured step: on CUDA a whole training step is captured once as a graph, and replayed.
-
-At the batch sizes of continual learning an eager step leaves a GPU waiting for Python. A replay launches everything at
-once: gather, augmentation, replay draws, teachers, student, losses, backward, update, hooks.
-"""
-
-from __future__ import annotations
+"""The captured step: on CUDA a whole training step is captured once as a graph, then launched at once by a replay."""
 
 import time
 import warnings
@@ -27,16 +21,12 @@ EAGER_FIRST = 2  # steps before a capture, which initialise cuDNN, cuBLAS and th
 
 
 def make_step(host: Host, stage: Stage, stream: Stream, precision: str) -> TrainingStep:
-    """A captured step on CUDA, unless the configuration turns it off; otherwise a plain one."""
     captured = host.device.type == "cuda" and host.config.capture
     return (CapturedStep if captured else TrainingStep)(host, stage, stream, precision)
 
 
 def prepare_backbones(host: Host, networks: Iterable[nn.Module]) -> None:
-    """On CUDA, lay out backbones for tensor cores and, in a long run, mark them for compilation.
-
-    Heads and losses stay uncompiled: their widths change from task to task.
-    """
+    """Lay out backbones for tensor cores and, in a long run, mark them for compilation; heads change their widths."""
     if host.device.type != "cuda":
         return
     for module in (module for network in networks for module in network.modules()):
@@ -96,10 +86,7 @@ class CapturedStep(TrainingStep):
         torch.cuda.current_stream().wait_stream(self.side)
 
     def compiled(self, inputs: Inputs) -> AbstractContextManager[None]:
-        """Full batches run compiled code before the capture too, so that both compute the same bits.
-
-        Other batch sizes, and steps while a memory fills, would be compiled again and again.
-        """
+        """Run full batches compiled, as in the capture; other shapes would be compiled again and again."""
         full = len(inputs[0]) == self.stage.batch_size and not self.host.filling()
         stance: AbstractContextManager[None] = torch.compiler.set_stance("default" if full else "force_eager")
         return stance

@@ -1,7 +1,5 @@
 """Train the first task once: runs that differ only in flashback, which begins with the second task, share it."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -9,17 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 from flashback.config import CheckpointConfig
 from flashback.errors import FlashbackError
-from flashback.files import LARGEST_RECORD, read_file, write_atomically
-from flashback.records.folder import LOG
+from flashback.files import LARGEST_RECORD, make_folder, read_file, refuse_special, write_atomically
+from flashback.records import LOG
 from flashback.training.checkpoints import Checkpoints, digest_of
-from flashback.training.trainer import Observer, Position, RunState
+from flashback.training.trainer import Observer, RunState
 
 SHARED = ".first-tasks"  # the folder beside the runs of a comparison or a sweep
-AFTER_FIRST_TASK = Position(task=1)
 IRRELEVANT = ("flashback", "checkpoint")  # sections of a configuration that do not affect the first task
 
 
@@ -34,22 +31,23 @@ class FirstTaskCache:
     folder: Path
 
     @classmethod
-    def of(cls, shared: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> FirstTaskCache:
+    def of(cls, shared: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Self:
+        refuse_special(shared)
         environment = [facts[name] for name in ("must_match", "source", "data_checksum")]
         return cls(shared / digest_of([first_task_settings(config), *environment]))
 
     def store(self, state: RunState, log: bytes) -> None:
-        """Store the state unless it is there; without space for it only time is lost.
-
-        It is written under a temporary name first, so that a killed process leaves nothing in the way of others.
-        """
+        """Store it unless it is there, under a temporary name first; without space for it only time is lost."""
         if self.folder.exists():
             return
+        history = state.values["history"]
+        sizes = {name: size for name, size in history["bytes"].items() if size}  # only one arm has plastic knowledge
+        values = {**state.values, "history": {**history, "bytes": sizes}}
         with suppress(OSError):
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder.parent)
             with TemporaryDirectory(dir=self.folder.parent) as part:
                 write_atomically(Path(part) / LOG, log)
-                self.checkpoints(Path(part), len(log)).write(of_any_arm(state))
+                self.checkpoints(Path(part), len(log)).write(RunState(state.tensors, values))
                 Path(part).rename(self.folder)
 
     def load(self) -> tuple[RunState, bytes] | None:
@@ -66,13 +64,6 @@ class FirstTaskCache:
 
     def checkpoints(self, folder: Path, log_size: int = 0) -> Checkpoints:
         return Checkpoints(folder, CheckpointConfig(), lambda: log_size, run=self.folder.name)
-
-
-def of_any_arm(state: RunState) -> RunState:
-    """Remove the entry of 0 bytes of plastic knowledge, which only the flashback arm has."""
-    history = state.values["history"]
-    sizes = {name: size for name, size in history["bytes"].items() if size}
-    return RunState(state.tensors, {**state.values, "history": {**history, "bytes": sizes}})
 
 
 def replay_log(log: bytes, observers: Sequence[Observer]) -> None:

@@ -1,16 +1,15 @@
 """What a run measures, and the result that follows from it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.from_record import DATA
 from flashback.errors import FlashbackError
-from flashback.metrics import class_accuracies, summarise, without_history
+from flashback.metrics import class_accuracies, summarise
+from flashback.metrics.accuracy import without_history
 from flashback.records import RunRecord
 from flashback.records.terms import SETTINGS
 from flashback.training.evaluation import Accuracies, Confusion
@@ -37,13 +36,23 @@ class History:
 
     def add_zero_shot(self, accuracies: dict[str, Accuracies]) -> None:
         for classifier, values in accuracies.items():
-            rows = self.zero_shot.setdefault(classifier, {setting: [] for setting in SETTINGS})
+            row = self.zero_shot.setdefault(classifier, {setting: [] for setting in SETTINGS})
             for setting in SETTINGS:
-                rows[setting].extend(values[setting])
+                row[setting] += values[setting]
 
     @property
     def steps(self) -> int:
         return sum(entry["steps"] for entry in self.budget)
+
+    def cost(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "images": sum(entry["images"] for entry in self.budget),
+            "budget": self.budget,
+            "knowledge_bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "training_seconds": round(self.training_seconds, 3),
+        }
 
 
 class TrainingResult:
@@ -54,7 +63,7 @@ class TrainingResult:
 
     Attributes:
         classifiers: Metrics by classifier and setting; the method's own classifier comes first.
-        history: What the run measured, and what it spent.
+        history: What the run spent: steps and images of every stage, bytes of knowledge, seconds.
         class_names: The names of the classes in learning order.
     """
 
@@ -64,8 +73,7 @@ class TrainingResult:
         self.history, self.classifiers, self.class_names = history, classifiers, tuple(class_names)
 
     @classmethod
-    def from_history(cls, history: History, benchmark: Benchmark, task_by_task: bool = True) -> TrainingResult:
-        """Compute every metric of what a run has measured."""
+    def from_history(cls, history: History, benchmark: Benchmark, task_by_task: bool = True) -> Self:
         sizes = [len(task.test) for task in benchmark.tasks]
 
         def measures(classifier: str, setting: str) -> dict[str, Any]:
@@ -84,23 +92,13 @@ class TrainingResult:
         return cls(history, classifiers, benchmark.class_names)
 
     @classmethod
-    def from_record(cls, record: RunRecord) -> TrainingResult:
+    def from_record(cls, record: RunRecord) -> Self:
         """Read the result of a finished run from its record; nothing is computed again."""
         try:
             first, classifiers = record.results["classifier"], record.results["classifiers"]
+            names = ("budget", "knowledge_bytes", "seconds", "training_seconds")
+            history = History({}, {}, {}, *(record.run[name] for name in names))
             classifiers = {first: classifiers[first], **classifiers}
-            matrices, zero_shot, untrained = (
-                {
-                    name: {setting: values[setting][key] for setting in SETTINGS}
-                    for name, values in classifiers.items()
-                    if values[SETTINGS[0]][key] is not None
-                }
-                for key in ("matrix", "zero_shot", "untrained")
-            )
-            confusion = {name: values["confusion"] for name, values in classifiers.items() if "confusion" in values}
-            spent = [record.run[key] for key in ("budget", "knowledge_bytes", "seconds", "training_seconds")]
-            history = History(matrices, zero_shot, untrained, *spent)
-            history.confusion = confusion
             return cls(history, classifiers, record.run.get(DATA, {}).get("class_names", ()))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise FlashbackError(f"the record in {record.path} is incomplete; remove the folder to run again") from None

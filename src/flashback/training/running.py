@@ -1,41 +1,30 @@
 """Run a configuration, with its record on disk; continue a run; load a trained host."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from flashback import records
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.from_record import benchmark_from_record
 from flashback.config import RunConfig, to_dict
 from flashback.errors import FlashbackError, abbreviate, require
-from flashback.files import ANOTHER_FOLDER, refuse_special
+from flashback.files import ANOTHER_FOLDER
 from flashback.hosts.base import Host
-from flashback.hosts.external import HostFiles, find_hosts
+from flashback.hosts.external import HostFiles, external_code, find_hosts
 from flashback.plugin import Flashback
-from flashback.recipes import comparable, config_from_dict
-from flashback.records import RunFolder, is_finished, read_config
-from flashback.records.folder import COMPARISON
+from flashback.recipes import comparable, config_from_dict, resolved
+from flashback.training import environment
 from flashback.training.building import build_method, check_loaded, explaining_failures, open_benchmark
-from flashback.training.checkpoints import Checkpoints, Models, TeeCheckpointer
-from flashback.training.environment import (
-    changed_on_resume,
-    compare_environment,
-    describe,
-    prepared_device,
-    select_device,
-    select_precision,
-)
+from flashback.training.checkpoints import Checkpoints, digest_of
 from flashback.training.evaluation import host_of
-from flashback.training.finished import IGNORED, finished_run, run_digest
-from flashback.training.first_task_cache import AFTER_FIRST_TASK, FirstTaskCache, replay_log
-from flashback.training.result import History, TrainingResult
-from flashback.training.trackers import check_tracker, tracking
-from flashback.training.trainer import Checkpointer, Event, Observer, RunState, Trainer
+from flashback.training.first_task_cache import FirstTaskCache, replay_log
+from flashback.training.result import TrainingResult
+from flashback.training.trackers import import_tracker, tracking
+from flashback.training.trainer import Event, Observer, RunState, Trainer
 
 CHECKPOINT = "checkpoint"  # the folder in that of a run
 
@@ -78,19 +67,19 @@ def run(
     require(isinstance(config, RunConfig), "fb.run takes a configuration; make one with fb.configure(host, benchmark)")
     require(out is not None or not track, "trackers write into the folder of a run; give one (out=)")
     for name in track:
-        check_tracker(name)
-    device = select_device(device)
-    precision = select_precision(config, device)
-    require(out is None or not (Path(out) / COMPARISON).exists(), f"{out} holds a comparison; {ANOTHER_FOLDER}")
+        import_tracker(name)
+    device = environment.select_device(device)
+    precision = environment.select_precision(config, device)
+    require(out is None or not (Path(out) / records.COMPARISON).exists(), f"{out} holds a comparison; {ANOTHER_FOLDER}")
     benchmark = open_benchmark(config, data)
     if out is not None and (record := finished_run(Path(out), to_dict(config), benchmark.checksum)) is not None:
         return TrainingResult.from_record(record)
     observers = [*observers, *([task_printer(benchmark)] if progress else [])]
-    with prepared_device(config, device, precision), explaining_failures():
+    with environment.prepared_device(config, device, precision), explaining_failures():
         method = build_method(config, benchmark, device)
         if out is None:
             return Trainer(method, benchmark, observers, precision=precision).run()
-        folder = RunFolder.open(Path(out), to_dict(config), IGNORED, comparable)
+        folder = records.RunFolder.open(Path(out), to_dict(config), decisive_settings)
         with folder.lock():
             shared = None if first_tasks is None else Path(first_tasks)
             return _run_in_folder(folder, method, benchmark, observers, track, precision, shared, other_code)
@@ -134,16 +123,15 @@ def train(
         expected == given,
         f"this host was built for another benchmark ({host.benchmark.name}); build one for this benchmark",
     )
-    precision = select_precision(host.config, host.device)
+    precision = environment.select_precision(host.config, host.device)
     observers = [*observers, *([task_printer(benchmark)] if progress else [])]
-    with prepared_device(host.config, host.device, precision), explaining_failures():
+    with environment.prepared_device(host.config, host.device, precision), explaining_failures():
         result = Trainer(method, benchmark, observers, precision=precision).run()
     host.eval()
     return result
 
 
 def accuracy_so_far(event: Event) -> float:
-    """The mean class-incremental accuracy over the tasks learned, of an evaluation event."""
     row: list[float] = next(iter(event["accuracy"].values()))["class_incremental"]
     return sum(row) / len(row)
 
@@ -158,7 +146,7 @@ def task_printer(benchmark: Benchmark) -> Observer:
 
 
 def _run_in_folder(
-    folder: RunFolder,
+    folder: records.RunFolder,
     method: Host | Flashback,
     benchmark: Benchmark,
     observers: Sequence[Observer],
@@ -167,13 +155,11 @@ def _run_in_folder(
     first_tasks: Path | None,
     other_code: bool,
 ) -> TrainingResult:
-    host = method.host
-    facts = describe(host.config, benchmark, host.device, precision)
-    differing = compare_environment(folder, facts)
-    digest = run_digest(host.config, benchmark.checksum)
-    checkpoints = Checkpoints(folder.path / CHECKPOINT, host.config.checkpoint, folder.log_size, digest)
-    models = Models(checkpoints.folder, host.config.checkpoint, len(benchmark.tasks), digest, folder.log_size)
-    checkpointer: Checkpointer = TeeCheckpointer(checkpoints, models.due, models.keep)
+    config, tasks = method.host.config, len(benchmark.tasks)
+    facts = environment.describe(config, benchmark, method.host.device, precision)
+    differing = environment.compare(folder, facts)
+    digest = run_digest(config, benchmark.checksum)
+    checkpoints = Checkpoints(folder.path / CHECKPOINT, config.checkpoint, folder.log_size, digest)
     state = checkpoints.load()
     if state is not None and "code" in differing and not other_code:
         # A run of mixed code would not be comparable with others; only `resume` continues it.
@@ -184,38 +170,67 @@ def _run_in_folder(
         folder.write_run({})
         state = None
     resumed = state is not None
-    facts["changed_on_resume"] = changed_on_resume(folder, differing) if resumed else []
+    facts["changed_on_resume"] = environment.changed_on_resume(folder, differing) if resumed else []
     facts["took_over_first_task"] = resumed and folder.read_run().get("took_over_first_task", False)
+    for task in range(1, tasks) if config.checkpoint.tasks else ():  # the last checkpoint has the last model
+        checkpoints.after_task[task].append(checkpoints.keep_model)
     # A run that continued in another environment no longer follows from its settings alone.
-    if first_tasks is not None and len(benchmark.tasks) > 1 and not facts["changed_on_resume"]:
-        refuse_special(first_tasks)
-        cache = FirstTaskCache.of(first_tasks, to_dict(host.config), facts)
-        checkpointer = TeeCheckpointer(
-            checkpointer,
-            lambda position: position == AFTER_FIRST_TASK,
-            lambda state: cache.store(state, folder.read_log()),
-        )
+    if first_tasks is not None and tasks > 1 and not facts["changed_on_resume"]:
+        cache = FirstTaskCache.of(first_tasks, to_dict(config), facts)
         if state is None and (cached := cache.load()):
             state, log = cached
-            folder.write_log(log)
+            folder.write(records.LOG, log)
             replay_log(log, observers)
             facts["took_over_first_task"] = True
-            if models.due(AFTER_FIRST_TASK):
-                models.keep(state)
+            for store in checkpoints.after_task[1]:
+                store(state)
+        checkpoints.after_task[1].append(lambda state: cache.store(state, folder.read_log()))
     folder.write_run(facts)
     folder.cut_log(state.values["log_bytes"] if state else 0)
-    with tracking(track, host.config, folder.path, resumed) as trackers:
+    with tracking(track, config, folder.path, resumed, checkpoints.request) as trackers:
         if state and trackers:
             replay_log(folder.read_log(), trackers)
-        trainer = Trainer(method, benchmark, [folder.log, *observers, *trackers], checkpointer, precision)
+        trainer = Trainer(method, benchmark, [folder.log, *observers, *trackers], checkpoints, precision)
         if state:
             trainer.resume(state)
         with checkpoints.stop_on_signals():
             result = trainer.run()
-        folder.write_run({**facts, **spent(trainer.history)})
+        folder.write_run({**facts, **trainer.history.cost()})
         folder.write_results(result.as_dict())
         checkpoints.tidy(kept=1)  # the last one holds the trained model
     return result
+
+
+def decisive_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide the result of a run, which its checkpoints do not."""
+    return {section: values for section, values in comparable(config).items() if section != "checkpoint"}
+
+
+def run_digest(config: RunConfig, checksum: str) -> str:
+    """What the checkpoints of a run are bound to: its seed, host, settings and data."""
+    return digest_of([decisive_settings(to_dict(config)), checksum])
+
+
+def finished_run(
+    folder: Path, config: Mapping[str, Any], checksum: str | None = None, data: str | Path | None = None
+) -> records.RunRecord | None:
+    """The record of this run, or None if it is not finished; a run of other settings, code or data is an error."""
+    if not records.is_begun(folder):
+        return None
+    records.check_settings(folder, config, decisive_settings)
+    if not records.is_finished(folder):
+        return None
+    record = records.read_record(folder)
+    if checksum is None and resolved(record.config)["benchmark"]["name"] != config["benchmark"]["name"]:
+        checksum = open_benchmark(config_from_dict(config), data, labels_only=True).checksum
+    must_match = record.run.get("must_match")
+    before = must_match.get("code") if isinstance(must_match, dict) else None
+    now = external_code(config["host"]["name"], config["host"]["net"]).get("code")
+    require(before == now, f"{folder} was made with other code of this host or net; {ANOTHER_FOLDER}")
+    require(
+        checksum in (None, record.run.get("data_checksum")), f"{folder} holds a run on other data; {ANOTHER_FOLDER}"
+    )
+    return record
 
 
 def resume(path: str | Path, *, host_file: HostFiles = None, **options: Any) -> TrainingResult:
@@ -234,8 +249,8 @@ def resume(path: str | Path, *, host_file: HostFiles = None, **options: Any) -> 
     """
     find_hosts(host_file)
     require(not Path(path).is_file(), f"{path} is a file; give the folder of the run, {Path(path).parent}")
-    config = config_from_dict(read_config(Path(path)))
-    require(not is_finished(Path(path)), f"the run in {path} is finished; there is nothing to resume")
+    config = config_from_dict(records.read_config(Path(path)))
+    require(not records.is_finished(Path(path)), f"the run in {path} is finished; there is nothing to resume")
     return run(config, out=path, other_code=True, **options)
 
 
@@ -265,8 +280,8 @@ def load_trained(
         FlashbackError: If the folder holds no trained model.
     """
     find_hosts(host_file)
-    path, target = Path(folder), select_device(device)
-    config, record = config_from_dict(read_config(path)), RunFolder(path).read_run()
+    path, target = Path(folder), environment.select_device(device)
+    config, record = config_from_dict(records.read_config(path)), records.RunFolder(path).read_run()
 
     def open_data() -> Benchmark:
         benchmark = open_benchmark(config, data)
@@ -275,8 +290,8 @@ def load_trained(
         return benchmark
 
     benchmark = benchmark_from_record(record, open_data) or open_data()  # old records say too little
-    with prepared_device(config, target, "fp32"), explaining_failures():
-        trainer = Trainer(build_method(config, benchmark, target), benchmark)
+    with environment.prepared_device(config, target, "fp32"), explaining_failures():
+        trainer = Trainer(build_method(config, benchmark, target, pretrained=False), benchmark)
         trainer.resume(kept_state(path, config, benchmark, after_tasks))
     if after_tasks is not None:
         trainer.host.task = benchmark.tasks[after_tasks - 1]
@@ -285,37 +300,22 @@ def load_trained(
 
 
 def kept_state(path: Path, config: RunConfig, benchmark: Benchmark, after_tasks: int | None = None) -> RunState:
-    """The state at the end of a run, or after so many of its tasks."""
     tasks, digest = len(benchmark.tasks), run_digest(config, benchmark.checksum)
-    models = Models(path / CHECKPOINT, config.checkpoint, tasks, digest)
     wanted = tasks if after_tasks is None else after_tasks
     require(
         type(wanted) is int and 1 <= wanted <= tasks,
         f"after_tasks is a number of tasks from 1 to {tasks}, not {abbreviate(wanted)}",
     )
-    last = Checkpoints(models.folder, config.checkpoint, run=digest)
-    checkpointer = last if wanted == tasks else models.after(wanted)
-    state = checkpointer.load()
+    checkpoints = Checkpoints(path / CHECKPOINT, config.checkpoint, run=digest)
+    state = (checkpoints if wanted == tasks else checkpoints.after(wanted)).load()
     if state is not None and state.values["position"]["task"] == wanted:
         return state
     if wanted < tasks:
-        others = f"; it has those after {', '.join(map(str, models.kept()))}" if models.kept() else ""
+        kept = ", ".join(str(each) for each in range(1, tasks) if checkpoints.after(each).manifests())
         raise FlashbackError(
-            f"{path} does not hold the model after {wanted} of {tasks} tasks{others}; a run keeps them if it starts "
-            "with --set checkpoint.tasks=true"
+            f"{path} does not hold the model after {wanted} of {tasks} tasks"
+            f"{f'; it has those after {kept}' if kept else ''}; a run keeps them if it starts with "
+            "--set checkpoint.tasks=true"
         )
-    if not is_finished(path):
-        raise FlashbackError(f"the run in {path} is not finished; `flashback resume {path}` continues it")
+    require(records.is_finished(path), f"the run in {path} is not finished; `flashback resume {path}` continues it")
     raise FlashbackError(f"{path} has lost the checkpoint of its model; train it again in another folder")
-
-
-def spent(history: History) -> dict[str, Any]:
-    """The second part of run.json: what the run cost."""
-    return {
-        "steps": history.steps,
-        "images": sum(entry["images"] for entry in history.budget),
-        "budget": history.budget,
-        "knowledge_bytes": history.bytes,
-        "seconds": round(history.seconds, 3),
-        "training_seconds": round(history.training_seconds, 3),
-    }

@@ -1,44 +1,42 @@
 """The training step: gather, augment, forward, losses, backward, hook, update, hook."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashback.batches import Batch, Stream
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import Host, copy_tensors
-from flashback.hosts.stages import Stage
+from flashback.hosts.stages import Optimisation, Stage
+from flashback.nets import Backbone
 
 ADAMS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
-def build_optimiser(stage: Stage) -> torch.optim.Optimizer:
-    """A new optimiser whose state exists from the start, as zeros, so that its structure is fixed."""
+def build_optimiser(stage: Stage, backbone: Iterable[nn.Parameter] = ()) -> torch.optim.Optimizer:
+    """A new optimiser whose state exists from the start, as zeros, so that its structure is fixed.
+
+    Args:
+        stage: The stage that it trains.
+        backbone: The parameters whose rate `backbone_lr_factor` multiplies.
+    """
     settings, parameters = stage.optimisation, stage.parameters()
     if not parameters:
         raise FlashbackError(f"the stage '{stage.name}' has no parameters to train; give it some, or remove the stage")
-    on_cuda = parameters[0].is_cuda
-    common: dict[str, Any] = {
-        # On CUDA the rate is a tensor on the device, so that a captured step reads the current value.
-        "lr": torch.tensor(settings.lr, device=parameters[0].device) if on_cuda else settings.lr,
-        "weight_decay": settings.weight_decay,
-        "foreach": not on_cuda,
-        "fused": on_cuda,
-    }
+    groups, on_cuda = parameter_groups(parameters, settings, backbone), parameters[0].is_cuda
+    common: dict[str, Any] = {"weight_decay": settings.weight_decay, "foreach": not on_cuda, "fused": on_cuda}
     if settings.optimiser == "sgd":
-        sgd = torch.optim.SGD(parameters, momentum=settings.momentum, nesterov=settings.nesterov, **common)
+        sgd = torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, **common)
         for parameter in parameters if settings.momentum else []:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
     if settings.optimiser not in ADAMS:
         raise unknown("optimiser", settings.optimiser, ["sgd", *ADAMS])
     adam: torch.optim.Optimizer = ADAMS[settings.optimiser](
-        parameters, betas=settings.betas, eps=settings.eps, capturable=on_cuda, **common
+        groups, betas=settings.betas, eps=settings.eps, capturable=on_cuda, **common
     )
     for parameter in parameters:
         adam.state[parameter] |= {
@@ -49,12 +47,28 @@ def build_optimiser(stage: Stage) -> torch.optim.Optimizer:
     return adam
 
 
+def parameter_groups(
+    parameters: Sequence[nn.Parameter], settings: Optimisation, backbone: Iterable[nn.Parameter]
+) -> list[dict[str, Any]]:
+    """One group for each `factor` on the rate: a single one unless the backbone has its own."""
+    inside = set(map(id, backbone))
+    factors = [settings.backbone_lr_factor if id(parameter) in inside else 1.0 for parameter in parameters]
+    groups: list[dict[str, Any]] = []
+    for factor in dict.fromkeys(factors):
+        members = [parameter for parameter, own in zip(parameters, factors, strict=True) if own == factor]
+        rate, device = settings.lr * factor, members[0].device
+        # On CUDA the rate is a tensor on the device, so that a captured step reads the current value.
+        lr = torch.tensor(rate, device=device) if device.type == "cuda" else rate
+        groups.append({"params": members, "factor": factor, "lr": lr})
+    return groups
+
+
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(rate * group.get("factor", 1.0))
         else:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("factor", 1.0)
 
 
 class TrainingStep:
@@ -62,7 +76,8 @@ class TrainingStep:
 
     def __init__(self, host: Host, stage: Stage, stream: Stream, precision: str) -> None:
         self.host, self.stage, self.stream, self.precision = host, stage, stream, precision
-        self.optimiser = build_optimiser(stage)
+        backbones = [module for module in host.modules() if isinstance(module, Backbone)]
+        self.optimiser = build_optimiser(stage, [p for backbone in backbones for p in backbone.parameters()])
         self.sums: dict[str, Tensor] = {}
         self.preparation_seconds = 0.0  # spent on captures and compilations
         self.finite = torch.ones((), device=host.device)  # 1 while every loss term so far was finite
@@ -110,7 +125,6 @@ class TrainingStep:
         return means
 
     def check_finite(self, epoch: int) -> None:
-        """Raise an error if a loss or a weight is not finite."""
         where = f"in {self.stage.name} of task {self.host.task.index + 1}, epoch {epoch + 1}"
         if not float(self.finite):
             broken = [name for name, value in self.sums.items() if not math.isfinite(float(value))]
@@ -122,14 +136,13 @@ class TrainingStep:
             raise FlashbackError(f"the weights are no longer finite {where}; {self.remedy()}")
 
     def remedy(self) -> str:
-        """Quadratic penalties also diverge if their strength is too large for the rate."""
         return f"lower training.lr{' or host.strength' if hasattr(self.host.settings, 'strength') else ''}"
 
     def state(self) -> dict[str, Tensor]:
-        """The state of the optimiser and the sums, for a checkpoint."""
+        parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
         optimiser = {
             f"{name.removesuffix('_buffer')}.{k}": tensor  # older checkpoints say momentum
-            for k, parameter in enumerate(self.optimiser.param_groups[0]["params"])
+            for k, parameter in enumerate(parameters)
             for name, tensor in self.optimiser.state[parameter].items()
         }
         counts = {"finite": self.finite, "finite_steps": self.finite_steps}

@@ -1,14 +1,10 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, MLflow; each is imported only when it is used.
-
-A resumed run continues in the same run of its tracker. Events up to the checkpoint are reported again, so nothing
-is lost; each tracker makes sure that nothing appears twice.
-"""
-
-from __future__ import annotations
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. A resumed run continues and reports nothing twice."""
 
 import json
 import re
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from flashback.config import RunConfig, to_dict
-from flashback.errors import import_extra, unknown
+from flashback.errors import FlashbackError, import_extra, unknown
 from flashback.files import LARGEST_CONFIG, read_file, refuse_special
-from flashback.records import RunFolder, dotted
-from flashback.records.folder import TRACKERS
+from flashback.hosts.external import in_one_line
+from flashback.records import TRACKERS, RunFolder, dotted
 from flashback.training.trainer import Event, Observer
+
+IDENTITY = re.compile(r"[\w.-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -34,75 +32,94 @@ class Tracker:
 
 
 @contextmanager
-def tracking(names: Sequence[str], config: RunConfig, folder: Path, resumed: bool = False) -> Iterator[list[Observer]]:
-    """Observers that report losses and accuracies to trackers, which are closed at the end.
-
-    A resumed run continues in the same run of each tracker; a new one starts a new run.
-    """
+def tracking(
+    names: Sequence[str],
+    config: RunConfig,
+    folder: Path,
+    resumed: bool = False,
+    on_failure: Callable[[], None] = lambda: None,
+) -> Iterator[list[Observer]]:
+    """Observers that report to trackers; one that fails during the run is switched off after a call of `on_failure`."""
     if not resumed:
         (folder / TRACKERS).unlink(missing_ok=True)
     identities = read_identities(folder)
     with ExitStack() as opened:
-        observers: list[Observer] = []
+        opened.callback(setattr, threading, "excepthook", threading.excepthook)
+        if names:
+            threading.excepthook = lambda failure: None  # a tracker whose thread failed raises at its next call
+        reporters = []
         for name in names:
-            check_tracker(name)
-            refuse_special(folder / STORES[name])
-            tracker = OPENERS[name](config, folder, identities.get(name))
-            opened.callback(tracker.close)
+            refuse_special(folder / STORES.get(name, name))
+            try:
+                tracker = OPENERS[name](config, folder, identities.get(name))
+            except Exception as error:  # of another library
+                raise FlashbackError(
+                    f"the tracker {name} cannot start ({in_one_line(error)}); set it up, or run without it"
+                ) from error
+            reporters.append(Reporter(name, tracker, on_failure))
+            opened.callback(reporters[-1].close)
             if tracker.identity is not None:
                 identities[name] = tracker.identity
                 RunFolder(folder).write(TRACKERS, json.dumps(identities) + "\n")
-            observers.append(reporter(tracker))
-        yield observers
+        yield [*reporters]
 
 
 def read_identities(folder: Path) -> dict[str, str]:
-    """The ids by which trackers know the run of a folder."""
-    with suppress(OSError, ValueError, RecursionError):
-        document = json.loads(read_file(folder / TRACKERS, LARGEST_CONFIG))
-        if isinstance(document, dict):
-            return {name: key for name, key in document.items() if isinstance(key, str) and IDENTITY.fullmatch(key)}
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
+        ids = json.loads(read_file(folder / TRACKERS, LARGEST_CONFIG)).items()
+        return {name: known for name, known in ids if isinstance(known, str) and IDENTITY.fullmatch(known)}
     return {}
 
 
-def reporter(tracker: Tracker) -> Observer:
-    def observe(event: Event) -> None:
-        values = tracked_values(event)
-        if values:
-            tracker.report(values, event["steps"], event.get("time", time.time()))
+class Reporter:
+    """An observer that reports to a tracker until the tracker fails; the run goes on without it."""
 
-    return observe
+    def __init__(self, name: str, tracker: Tracker, on_failure: Callable[[], None]) -> None:
+        self.name, self.tracker, self.on_failure = name, tracker, on_failure
+        self.failed = False
+
+    def __call__(self, event: Event) -> None:
+        values = tracked_values(event)
+        if values and not self.failed:
+            when = event.get("time", time.time())
+            self.attempt(lambda: self.tracker.report(values, event["steps"], when))
+
+    def close(self) -> None:
+        self.attempt(self.tracker.close)
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # of another library
+            if not self.failed:
+                self.failed = True
+                self.on_failure()
+                message = f"the tracker {self.name} failed ({in_one_line(error)}) and is switched off; the run goes on"
+                warnings.warn(message, stacklevel=2)
 
 
 def tracked_values(event: Event) -> dict[str, float]:
-    """Losses and rate of an epoch event, accuracies of an evaluation event."""
     if event["event"] == "epoch":
         losses = {f"loss/{name}": value for name, value in event["losses"].items()}
         return {**losses, "rate": event["lr"]}
+    values: dict[str, float] = {}
     if event["event"] == "evaluation":
-        values: dict[str, float] = {}
         for classifier, settings in event["accuracy"].items():
             for setting, row in settings.items():
                 values[f"{setting}/{classifier}/average accuracy"] = sum(row) / len(row)
                 values |= {f"{setting}/{classifier}/task {k + 1}": accuracy for k, accuracy in enumerate(row)}
-        return values
-    return {}
+    return values
 
 
-def check_tracker(name: str) -> None:
-    """Refuse a tracker that does not exist or is not installed."""
+def import_tracker(name: str) -> Any:
     if name not in OPENERS:
         raise unknown("tracker", name, OPENERS)
-    needed(PACKAGES.get(name, name), name)
-
-
-def needed(package: str, tracker: str) -> Any:
-    return import_extra(package, tracker, f"the tracker {tracker} needs the package {tracker}")
+    return import_extra(PACKAGES.get(name, name), name, f"the tracker {name} needs the package {name}")
 
 
 def tensorboard(config: RunConfig, folder: Path, known: str | None) -> Tracker:
     """Earlier events are purged and reported again."""
-    writer = needed(PACKAGES["tensorboard"], "tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=0)
+    writer = import_tracker("tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=0)
 
     def report(values: dict[str, float], step: int, when: float) -> None:
         for name, value in values.items():
@@ -113,12 +130,9 @@ def tensorboard(config: RunConfig, folder: Path, known: str | None) -> Tracker:
 
 
 def wandb(config: RunConfig, folder: Path, known: str | None) -> Tracker:
-    """Online or offline as WANDB_MODE says.
-
-    Its step is the number of the event, because an epoch and an evaluation may share a training step.
-    """
+    """Online or offline as WANDB_MODE says. Its step is the number of the event; events may share a training step."""
     folder.mkdir(parents=True, exist_ok=True)
-    run = needed("wandb", "wandb").init(
+    run = import_tracker("wandb").init(
         project="flashback", name=folder.name, dir=str(folder), config=to_dict(config), id=known, resume="allow"
     )
     run.define_metric("*", step_metric="steps")
@@ -134,47 +148,41 @@ def wandb(config: RunConfig, folder: Path, known: str | None) -> Tracker:
 
 def mlflow(config: RunConfig, folder: Path, known: str | None) -> Tracker:
     """To the server of MLFLOW_TRACKING_URI, or into the folder of the run."""
-    client = needed("mlflow", "mlflow")
-    own_store = not client.is_tracking_uri_set()
-    if own_store:
+    client, run = import_tracker("mlflow"), None
+    is_local = not client.is_tracking_uri_set()
+    if is_local:
         folder.mkdir(parents=True, exist_ok=True)
         client.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').resolve()}")
     client.set_experiment("flashback")
-    run = mlflow_run(client, known, folder.name)
+    if known is not None:
+        with suppress(client.MlflowException):  # the server does not have it
+            run = client.start_run(run_id=known)
+    run = run or client.start_run(run_name=folder.name)
     identity: str = run.info.run_id
     if identity != known:
         client.log_params({key: value for key, value in dotted(to_dict(config)).items() if value is not None})
     history = client.MlflowClient().get_metric_history
-    there = {name: {metric.step for metric in history(identity, name)} for name in run.data.metrics}
+    reported = {name: {metric.step for metric in history(identity, name)} for name in run.data.metrics}
     allowed = str.maketrans({"+": "p", ",": " "})
 
     def report(values: dict[str, float], step: int, when: float) -> None:
         named = {name.translate(allowed): value for name, value in values.items()}
-        missing = {name: value for name, value in named.items() if step not in there.get(name, ())}
+        missing = {name: value for name, value in named.items() if step not in reported.get(name, ())}
         if missing:
             client.log_metrics(missing, step=step, timestamp=int(1000 * when))
 
     def close() -> None:
         client.end_run()
-        if own_store:
+        if is_local:
             client.set_tracking_uri("")  # the next run of this process uses another folder
 
     return Tracker(report, close, identity)
 
 
-def mlflow_run(client: Any, known: str | None, name: str) -> Any:
-    """Continue the known run, or start a new one if the server does not have it."""
-    if known is not None:
-        with suppress(client.MlflowException):
-            return client.start_run(run_id=known)
-    return client.start_run(run_name=name)
-
-
-IDENTITY = re.compile(r"[\w.-]{1,128}")
-PACKAGES = {"tensorboard": "torch.utils.tensorboard"}  # where its name differs from the tracker's
-STORES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow.db"}  # in the folder of the run
 OPENERS: dict[str, Callable[[RunConfig, Path, str | None], Tracker]] = {
     "tensorboard": tensorboard,
     "wandb": wandb,
     "mlflow": mlflow,
 }
+PACKAGES = {"tensorboard": "torch.utils.tensorboard"}  # where its name differs from the tracker's
+STORES = {"mlflow": "mlflow.db"}  # in the folder of the run, where its name differs from the tracker's

@@ -1,7 +1,5 @@
 """The trainer runs the stages of a host task by task, evaluates it, and can save and resume its state."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,20 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flashback import seeds
 from flashback.batches import Stream, count_batches, prefetch, split_batches
 from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
 from flashback.plugin import Flashback
-from flashback.seeds import (
-    derive_seed,
-    isolated_layer_randomness,
-    layer_randomness,
-    seeded_initialisation,
-    set_layer_randomness,
-)
-from flashback.training.evaluation import count_confusion, evaluate_unlearned, measure
+from flashback.training.evaluation import Accuracies, count_confusion, evaluate_unlearned, measure
 from flashback.training.fast import make_step, prepare_backbones
 from flashback.training.result import History, TrainingResult
 from flashback.training.step import TrainingStep, set_rate
@@ -88,39 +80,46 @@ class Trainer:
         self._trained_until: float | None = None
         prepare_backbones(self.host, self.method.networks())
 
-    # ------------------------------------------------------------ the whole run
-
     def run(self) -> TrainingResult:
         """Train from the current position to the end and return the result."""
         self.claim_host()
-        # Only the captured step compiles, for full batches.
-        with torch.compiler.set_stance("force_eager"), isolated_layer_randomness(self.host.device):
-            return self._run()
-
-    def _run(self) -> TrainingResult:
         self._clock = time.monotonic()
-        if self.position == Position() and not self.history.untrained:
-            self.history.untrained = evaluate_unlearned(self.host, self.benchmark.tasks)
-        for task in self.benchmark.tasks[self.position.task :]:
-            self.run_task(task)
-        self.save()
-        self.history.seconds += time.monotonic() - self._clock
+        # Only the captured step compiles, for full batches.
+        with torch.compiler.set_stance("force_eager"), seeds.isolated_layer_randomness(self.host.device):
+            if self.position == Position() and not self.history.untrained:
+                self.history.untrained = self.evaluate_untrained()
+            for task in self.benchmark.tasks[self.position.task :]:
+                self.run_task(task)
+            self.save()
+        self.count_seconds()
         return TrainingResult.from_history(self.history, self.benchmark, self.host.task_by_task)
 
     def run_task(self, task: Task) -> None:
+        """Learn one task, stage by stage, and evaluate the host on all tasks so far."""
         self.host.learned = task.classes.start  # a task that was interrupted is entered again
         self.method.enter(task)
         if self.position == Position(task.index):
             self.emit("task", classes=len(task.classes), tasks=len(self.benchmark.tasks))
-            if task.index > 0:
+            if task.index > 0 and not self.benchmark.is_open:
                 # Before the host begins the task, since imprinting would look at its images.
                 self.history.add_zero_shot(evaluate_unlearned(self.host, [task]))
         stages = self.method.stages()
         for index in range(self.position.stage, len(stages)):
             self.run_stage(task, stages[index])
             self.move(Position(task.index, index + 1))
-        self.evaluate(self.benchmark.tasks[: task.index + 1])
+        if not self.benchmark.is_open:
+            self.evaluate(self.benchmark.tasks[: task.index + 1])
         self.move(Position(task.index + 1))
+
+    def evaluate_untrained(self) -> dict[str, Accuracies]:
+        """Accuracy before any training, on a second host like this one that has the columns of all classes."""
+        host, benchmark = self.host, self.benchmark
+        if benchmark.is_open or not host.scores_unseen:
+            return {}
+        untrained = type(host)(host.config, benchmark, host.device, host.backbones)
+        for task in benchmark.tasks:
+            untrained.enter(task)
+        return evaluate_unlearned(untrained, benchmark.tasks)
 
     def evaluate(self, learned: Sequence[Task]) -> None:
         measured = measure(self.host, learned)
@@ -139,44 +138,43 @@ class Trainer:
             stage.begin()
         stream = stage.stream()
         self.host.train()
-        self.step = make_step(self.host, stage, stream, self.precision)
-        if self.position.begun:
-            self.restore_step()
+        step = self.step = make_step(self.host, stage, stream, self.precision) if stage.epochs else None
+        if step is not None and self.position.begun:
+            self.restore_step(step)
         else:
             self.seed_generators(*key)
             self.history.budget.append({"task": task.index, "stage": stage.name, "steps": 0, "images": 0})
-            self.count_bytes()
+            for name, size in self.method.knowledge_bytes().items():
+                self.history.bytes[name] = max(size, self.history.bytes.get(name, 0))
             steps = count_batches(len(stream), stage.batch_size)
             self.emit("stage", stage=stage.name, epochs=stage.epochs, steps_per_epoch=steps)
             self.position = Position(task.index, self.position.stage, begun=True)
         for epoch in range(self.position.epoch, stage.epochs):
-            self.run_epoch(stage, stream, epoch, stream.order(*key, epoch))
+            assert step is not None, "a stage with epochs has a step"
+            self.run_epoch(step, stage, stream, epoch, stream.order(*key, epoch))
         self.step = None
         self.seed_generators(*key, "end")
         stage.end()
 
-    def run_epoch(self, stage: Stage, stream: Stream, epoch: int, order: Tensor) -> None:
-        assert self.step is not None
+    def run_epoch(self, step: TrainingStep, stage: Stage, stream: Stream, epoch: int, order: Tensor) -> None:
         rate = stage.optimisation.rate(epoch, stage.epochs)
-        set_rate(self.step.optimiser, rate)
+        set_rate(step.optimiser, rate)
         stage.before_epoch(epoch)
         spent = self.history.budget[-1]
         batches = split_batches(order, stage.batch_size)
         self._trained_until = self.training_clock()
         for indices, raw in prefetch(stream, batches[self.position.step :]):
-            self.step(indices, raw)
+            step(indices, raw)
             spent["steps"] += 1
             spent["images"] += len(indices)
             self.move(replace(self.position, epoch=epoch, step=self.position.step + 1))
-        self.step.check_finite(epoch)
+        step.check_finite(epoch)
         stage.after_epoch(epoch)
-        terms = self.step.read_means(len(stream))  # waits for the device, so the time is right
-        self.count_training()
+        terms = step.read_means(len(stream))  # waits for the device, so the time is right
+        self.count_seconds()
         self._trained_until = None
         self.emit("epoch", stage=stage.name, epoch=epoch, epochs=stage.epochs, lr=rate, losses=terms)
         self.move(replace(self.position, epoch=epoch + 1, step=0))
-
-    # ------------------------------------------------------------ small parts
 
     def claim_host(self) -> None:
         """Refuse a host that another trainer has trained."""
@@ -185,30 +183,15 @@ class Trainer:
         self._began = self.host.trained = True
 
     def allocate(self, stage: Stage) -> None:
-        with seeded_initialisation(self.seed, self.host.task.index, stage.structure_key):
+        with seeds.seeded_initialisation(self.seed, self.host.task.index, stage.structure_key):
             stage.allocate()
         self.host.to(self.host.device)
         prepare_backbones(self.host, self.method.networks())
 
     def seed_generators(self, *key: object) -> None:
         """Seed the host's generator (augmentation, draws from a memory) and torch's (layers such as dropout)."""
-        self.host.generator.manual_seed(derive_seed(*key))
-        torch.manual_seed(derive_seed(*key, "layers"))
-
-    def count_bytes(self) -> None:
-        for name, size in self.method.knowledge_bytes().items():
-            self.history.bytes[name] = max(size, self.history.bytes.get(name, 0))
-
-    def training_clock(self) -> float:
-        """A clock that stops during captures and compilations."""
-        return time.monotonic() - (self.step.preparation_seconds if self.step is not None else 0.0)
-
-    def count_training(self) -> None:
-        """Within an epoch, add the time since the last call."""
-        if self._trained_until is not None:
-            now = self.training_clock()
-            self.history.training_seconds += now - self._trained_until
-            self._trained_until = now
+        self.host.generator.manual_seed(seeds.derive_seed(*key))
+        torch.manual_seed(seeds.derive_seed(*key, "layers"))
 
     def emit(self, event: str, **values: Any) -> None:
         for observer in self.observers:
@@ -221,19 +204,30 @@ class Trainer:
 
     def save(self) -> None:
         if self.checkpointer is not None:
-            self.count_training()
             self.checkpointer.save(self.state())
             if self._trained_until is not None:
                 self._trained_until = self.training_clock()  # saving is not training
+
+    def count_seconds(self) -> None:
+        """Add the time since the last call, and within an epoch the training time."""
+        if self._trained_until is not None:
+            trained = self.training_clock()
+            self.history.training_seconds += trained - self._trained_until
+            self._trained_until = trained
+        now = time.monotonic()
+        self.history.seconds += now - self._clock
+        self._clock = now
+
+    def training_clock(self) -> float:
+        """A clock that stops during captures and compilations."""
+        return time.monotonic() - (self.step.preparation_seconds if self.step is not None else 0.0)
 
     # ------------------------------------------------------------ state, for exact resume
 
     def state(self) -> RunState:
         if self.step is not None:
             self.step.check_finite(self.position.epoch)
-        now = time.monotonic()
-        self.history.seconds += now - self._clock
-        self._clock = now
+        self.count_seconds()
         parts: dict[str, Mapping[str, Tensor]] = {
             "host": self.host.state_dict(),
             "method": self.method.extra_state(),
@@ -250,31 +244,30 @@ class Trainer:
         self.position = Position(**state.values["position"])
         self.history = History(**state.values["history"])
         for task in self.benchmark.tasks[: self.position.task + 1]:
+            begun = self.position.stage + self.position.begun if task.index == self.position.task else None
+            if begun == 0:
+                break  # its columns do not exist yet
             self.method.enter(task)
-            stages = self.method.stages()
-            if task.index == self.position.task:
-                stages = stages[: self.position.stage + self.position.begun]
-            for stage in stages:
+            for stage in self.method.stages()[:begun]:
                 self.allocate(stage)
         copy_tensors(self.host.state_dict(), select(state.tensors, "host"))
         self.method.load_extra_state(select(state.tensors, "method"))
         self._resumed = state if self.position.begun else None  # for the step, once it exists
 
-    def random_state(self) -> dict[str, Tensor]:
-        return {"generator": self.host.generator.get_state(), **layer_randomness(self.host.device)}
-
-    def restore_step(self) -> None:
+    def restore_step(self, step: TrainingStep) -> None:
         assert self._resumed is not None
-        assert self.step is not None
-        self.step.load(select(self._resumed.tensors, "step"))
-        states = self.random_state()
-        copy_tensors(states, select(self._resumed.tensors, "random"))
+        step.load(select(self._resumed.tensors, "step"))
+        randomness = self.random_state()
+        copy_tensors(randomness, select(self._resumed.tensors, "random"))
         try:
-            self.host.generator.set_state(states["generator"])
-            set_layer_randomness(states, self.host.device)
+            self.host.generator.set_state(randomness["generator"])
+            seeds.set_layer_randomness(randomness, self.host.device)
         except RuntimeError:
             raise FlashbackError("the checkpoint does not hold the state of a random generator") from None
         self._resumed = None
+
+    def random_state(self) -> dict[str, Tensor]:
+        return {"generator": self.host.generator.get_state(), **seeds.layer_randomness(self.host.device)}
 
 
 def select(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -1,3 +1,0 @@
-from flashback.cli.main import main
-
-main()
