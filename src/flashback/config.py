@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -14,6 +15,7 @@ from flashback.errors import LONGEST_VALUE, FlashbackError, abbreviate, require,
 from flashback.plain_yaml import LARGEST_NUMBER, read_yaml
 
 T = TypeVar("T")
+hints_of: Callable[..., dict[str, Any]] = cache(typing.get_type_hints)
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -40,7 +42,7 @@ class Section:
 
     def check(self) -> None:
         """Raise a FlashbackError for values that cannot work: by default, those that break the rule of their type."""
-        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+        for name, hint in hints_of(type(self), include_extras=True).items():
             value = getattr(self, name)
             for option in (hint, *get_args(hint)):  # the type, or those of a union
                 for rule in getattr(option, "__metadata__", ()):
@@ -216,7 +218,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     """Make a dataclass from a mapping; errors for unknown keys and wrong types name the dotted key."""
     if not isinstance(values, Mapping):
         raise FlashbackError(f"{path.rstrip('.') or 'the configuration'} must be a mapping, not {abbreviate(values)}")
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)
     known = fields_of(cls)
     for key in values:
         if key not in known:
@@ -231,7 +233,7 @@ def check_sections(values: Mapping[str, Any], host: type[HostSettings]) -> None:
 
 
 def full_keys(name: str, host: type[HostSettings]) -> list[str]:
-    sections = {**typing.get_type_hints(RunConfig), "host": host}
+    sections = {**hints_of(RunConfig), "host": host}
     return [f"{key}.{name}" for key, section in sections.items() if name in fields_of(section)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from flashback.files import write_atomically
 from flashback.hosts import HOSTS
 from flashback.training import Checkpoints, Interrupted, Trainer, build_method
 from flashback.training.trainer import Position, RunState
-from helpers import quick_config, small_settings
+from helpers import quick_config, small_settings, tiny_benchmark
 
 SETTINGS: dict[str, Any] = {"training__momentum": 0.9, "training__epochs": 2, "flashback__epochs": 1}
 
@@ -194,3 +195,52 @@ def test_killed_while_a_checkpoint_is_written(uninterrupted: dict[str, Any], tmp
 @pytest.mark.parametrize("death", DEATHS)
 def test_every_way_to_be_killed_while_writing(uninterrupted: dict[str, Any], tmp_path: Path, death: Any) -> None:
     assert_survives(uninterrupted, tmp_path, {7, 20}, death)
+
+
+WITHOUT_PARTS = [name for name in HOSTS if not HOSTS[name].has_parts_by_task and HOSTS[name].task_by_task]
+
+
+@pytest.mark.parametrize("name", mostly_slow(WITHOUT_PARTS, ["icarl", "oewc", "der++", "pnc"]))
+def test_a_host_without_parts_by_task_enters_the_first_and_the_last(name: str, monkeypatch: Any) -> None:
+    benchmark, kept = tiny_benchmark((2, 1, 2, 1, 1), per_class=4, test_per_class=2), dict[Position, RunState]()
+
+    class Keeping(Counting):
+        def save(self, state: RunState) -> None:
+            tensors = {key: tensor.clone() for key, tensor in state.tensors.items()}
+            kept[self.moments[-1]] = RunState(tensors, copy.deepcopy(state.values))
+
+    def trainer(checkpointer: Any = None) -> Trainer:
+        return Trainer(build_method(config_of(name), benchmark, "cpu"), benchmark, checkpointer=checkpointer)
+
+    whole = trainer(Keeping(Path("nowhere"), set(range(10_000))))
+    results = whole.run().as_dict()
+    for position, state in kept.items():
+        if position.task < 3 or position.step > 1:
+            continue
+        short, full = trainer(), trainer()
+        short.resume(state)
+        with monkeypatch.context() as patch:
+            patch.setattr(HOSTS[name], "has_parts_by_task", True)
+            full.resume(state)
+        assert describe(short) == describe(full), position
+        assert short.run().as_dict() == results, position
+        ends = short.host.state_dict(), whole.host.state_dict()
+        assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[1]), position
+
+
+def describe(trainer: Trainer) -> dict[str, Any]:
+    """All that resuming may decide beside the tensors: modes, gradients, and plain attributes of host and plug-in."""
+    described: dict[str, Any] = {}
+    for owner in {trainer.host, trainer.method}:
+        values = {key: value for key, value in vars(owner).items() if isinstance(value, int | str | None)}
+        described[type(owner).__name__] = values
+    described["gradients"] = {key: value.requires_grad for key, value in trainer.host.named_parameters()}
+    described["modes"] = {key: module.training for key, module in trainer.host.named_modules()}
+    return described
+
+
+def test_whether_a_host_has_parts_by_task_is_not_inherited() -> None:
+    class WithParts(HOSTS["icarl"]):  # type: ignore[misc]
+        pass
+
+    assert WithParts.has_parts_by_task

@@ -204,38 +204,40 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from test_learner import *
 from flashback.models import learner as module
-name, *rest = sys.argv[3:]
-if name == "step":
-    steps = [0]
-    def observe(event):
-        pass
-    move = module.Trainer.move
+folder, _, moment, images = sys.argv[1:]
+if moment == "finish":
+    module.Learner._finish = lambda self, version: os.kill(os.getpid(), 9)
+else:
+    steps, move = [0], module.Trainer.move
     def counting(self, position):
         move(self, position)
         steps[0] += 1
-        if steps[0] == int(rest[0]):
+        if steps[0] == int(moment):
             os.kill(os.getpid(), 9)
     module.Trainer.move = counting
-else:
-    finish = module.Learner._finish
-    module.Learner._finish = lambda self, version: os.kill(os.getpid(), 9)
-Learner(sys.argv[1]).learn(arrays(2, 3))
+Learner(folder).learn(dict(np.load(images)))
 """
 
 
-@pytest.mark.parametrize("moment", [("step", "2"), ("step", "7"), ("finish",)])
-def test_a_killed_update_goes_on_exactly(moment: tuple[str, ...], tmp_path: Path) -> None:
+def kill_during_update(model: Learner, images: dict[str, Any], moment: str) -> None:
+    """Learn in another process, which is killed after so many steps, or when the version is stored but not in use."""
+    folder, here = model.folder.path, Path(__file__).parent
+    np.savez(folder.with_suffix(".npz"), **images)
+    command = [sys.executable, "-c", CHILD, str(folder), str(here), moment, str(folder.with_suffix(".npz"))]
+    path = os.pathsep.join([str(here.parent), *sys.path])
+    child = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert child.returncode == -9, child.stderr
+
+
+@pytest.mark.parametrize("moment", ["2", "7", "finish"])
+def test_a_killed_update_goes_on_exactly(moment: str, tmp_path: Path) -> None:
     undisturbed = learner(tmp_path / "a", settings={"checkpoint.minutes": 0})
     killed = learner(tmp_path / "b", settings={"checkpoint.minutes": 0})
     for model in (undisturbed, killed):
         model.learn(arrays(0, 1))
     undisturbed.learn(arrays(2, 3))
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "b"), here, *moment]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    child = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert child.returncode == -9, child.stderr
-    if moment[0] == "step":
+    kill_during_update(killed, arrays(2, 3), moment)
+    if moment != "finish":
         with pytest.raises(FlashbackError, match="unfinished update with other images"):
             killed.learn(arrays(4))
     killed.learn(arrays(2, 3))
@@ -266,23 +268,36 @@ def test_an_interrupted_update_goes_on_exactly(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- a year
 
 
-def test_a_year_of_updates(tmp_path: Path) -> None:
-    """Twelve updates with classes new and again, a bad one refused, a rollback; the history shows all of it."""
-    model = learner(tmp_path / "m", settings={"training.epochs": 8}, memory=21)
+def a_year(folder: Path, killed_in: int | None = None) -> Learner:
+    """Twelve updates with classes new and again, a bad one that is refused, and a rollback of one that was not."""
+    model = learner(folder, settings={"training.epochs": 8, "checkpoint.minutes": 0}, memory=21)
     months = [arrays(0, 1), arrays(2), arrays(0, 3, rows=slice(0, 6)), arrays(4), arrays(1, 2, rows=slice(3, 9))]
     months += [mislabelled(), arrays(5), arrays(6), arrays(3, 4, rows=slice(0, 5)), arrays(5, rows=slice(0, 6))]
     months += [arrays(0, 6, rows=slice(2, 9)), arrays(1, 5, rows=slice(4, 10))]
-    decisions = []
-    for month, images in enumerate(months):
-        version = model.learn(images, max_drop=25 if month == 5 else None)
-        decisions.append(version.decision)
-        if month == 7:
-            assert model.rollback().number == 7
-            model.rollback(8)
-    assert decisions == ["accepted"] * 5 + ["refused"] + ["accepted"] * 6
-    assert model.history()[-1].classes == tuple(f"class {c}" for c in range(7))
-    assert [version.parent for version in model.history()] == [None, 1, 2, 3, 4, 5, 5, 7, 8, 9, 10, 11]
-    sizes = [sum(f.stat().st_size for f in model.folder.folder(n).rglob("*") if f.is_file()) for n in (9, 12)]
+    for month, images in enumerate(months, start=1):
+        if month == killed_in:
+            kill_during_update(model, images, "9")
+        before = model.current and weights(model)
+        version = model.learn(images, max_drop=25 if month == 6 else None)
+        if month == 6:
+            assert version.decision == "refused"
+            assert equal(before, weights(model))
+        if month == 8:
+            assert model.rollback().number == version.parent
+            model.learn(images)
+    return model
+
+
+def test_a_year_of_updates(tmp_path: Path) -> None:
+    """A kill changes nothing; the history shows every update, also the refused one and the one rolled back."""
+    model, killed = a_year(tmp_path / "whole"), a_year(tmp_path / "killed", killed_in=10)
+    history = model.history()
+    assert [version.decision for version in history] == ["accepted"] * 5 + ["refused"] + ["accepted"] * 7
+    assert [version.parent for version in history] == [None, 1, 2, 3, 4, 5, 5, 7, 7, 9, 10, 11, 12]
+    assert history[-1].classes == tuple(f"class {c}" for c in range(7))
+    assert equal(weights(killed), weights(model))
+    assert [(each.content, each.after) for each in killed.history()] == [(each.content, each.after) for each in history]
+    sizes = [sum(f.stat().st_size for f in model.folder.folder(n).rglob("*") if f.is_file()) for n in (9, 13)]
     assert sizes[1] < 1.2 * sizes[0]  # no version grows by the number of updates before it
 
 

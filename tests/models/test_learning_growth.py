@@ -42,6 +42,6 @@ def test_an_update_costs_what_its_images_and_the_memory_cost(host: str, tmp_path
     measured = growth(tmp_path / "model", host, epochs=2)
     for earlier, (seconds, size) in measured.items():
         print(f"{host}: {earlier} earlier updates: {seconds:.2f} s, {size:,} bytes")
-    # Entering an earlier update again takes milliseconds; a ratio of two times would fail on a busy machine.
-    assert (measured[60][0] - measured[5][0]) / (60 - 5) < 0.03
+    # What an earlier update adds is some lines of a record; a ratio of two times would fail on a busy machine.
+    assert (measured[60][0] - measured[5][0]) / (60 - 5) < 0.002
     assert measured[60][1] < 1.1 * measured[5][1]

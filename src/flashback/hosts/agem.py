@@ -24,6 +24,7 @@ class AGEM(ReplayHost):
 
     has_stability = False
     stores_at_end = True
+    has_parts_by_task = False
 
     def fields(self) -> dict[str, Field]:
         return {}  # images and labels alone

@@ -75,11 +75,13 @@ class Host(Predictor):
     refuses_flashback_because: ClassVar[str] = "keeps no knowledge of earlier tasks"
     has_stability: ClassVar[bool] = True  # whether later tasks have a loss term 'stability', which phase 1 may weigh
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
+    has_parts_by_task: ClassVar[bool] = True  # whether tasks leave parts behind, all of which a resumed run makes again
     has_one_backbone: ClassVar[bool] = True  # if not, its backbone cannot be frozen or have a rate of its own
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Refuse class definitions that would silently go wrong later."""
         super().__init_subclass__(**keywords)
+        cls.has_parts_by_task = vars(cls).get("has_parts_by_task", True)  # not inherited: a subclass may add parts
         require(
             not any("__init__" in vars(base) for base in cls.__mro__[: cls.__mro__.index(Host)]),
             f"{cls.__name__} has an __init__ of its own, where no seed decides the weights; make what it needs in "
@@ -285,7 +287,9 @@ class Host(Predictor):
     def allocate(self) -> None:
         """Build the structure of the main stage without data: by default, blank stable knowledge from task 2 on.
 
-        A resumed run calls it again for every past stage, and then loads the tensors.
+        A resumed run calls it again for every past stage, and then loads the tensors. A host whose structure depends
+        on the present task and the number of classes alone says `has_parts_by_task = False`; then it is called for the
+        first task and the last.
         """
         if self.has_knowledge and self.task.index > 0:
             self.stable = self.blank_for(self.stability_support())

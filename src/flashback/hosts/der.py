@@ -31,6 +31,7 @@ class DER(ReplayHost):
     """
 
     Settings = DERSettings
+    has_parts_by_task = False
 
     def can_revisit(self) -> bool:
         return True
@@ -68,6 +69,7 @@ class DERPlusPlus(DER):
 
     Settings = DERPlusPlusSettings
     draws = 2
+    has_parts_by_task = False
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
         """L = CE(new) + alpha * mean (o - o_stored)^2 on draw 1 + beta * CE on draw 2."""

@@ -29,6 +29,7 @@ class ExperienceReplay(ReplayHost):
     """
 
     has_stability = False
+    has_parts_by_task = False
 
     def fields(self) -> dict[str, Field]:
         return {}  # images and labels alone
@@ -77,6 +78,7 @@ class ExemplarReplay(ExemplarHost):
 
     Settings = ExemplarReplaySettings
     has_stability = False
+    has_parts_by_task = False
 
     def can_revisit(self) -> bool:
         return True

@@ -87,6 +87,7 @@ class ICaRL(BinaryDistillation, ExemplarHost):
 
     Settings = ICaRLSettings
     scores_unseen = False  # there is no mean for a class that was never seen
+    has_parts_by_task = False
 
     def classifiers(self) -> dict[str, Classifier]:
         normalise = self.settings.normalise

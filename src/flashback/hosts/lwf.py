@@ -29,6 +29,7 @@ class LwF(Host):
 
     Settings = LwFSettings
     family = "distillation"
+    has_parts_by_task = False
 
     def can_revisit(self) -> bool:
         return self.settings.columns == "seen"

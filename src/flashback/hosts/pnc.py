@@ -42,6 +42,7 @@ class ProgressAndCompress(OnlineEWC):
 
     Settings = PnCSettings
     has_one_backbone = False
+    has_parts_by_task = False
     net: Net
     column: Net
 

@@ -39,6 +39,7 @@ class SI(ElasticHost):
     """
 
     Settings = SISettings
+    has_parts_by_task = False
     stable: ImportantParameters
     path: Tensor  # omega, of the present task
 

@@ -32,6 +32,7 @@ class WeightAligning(ExemplarHost):
 
     Settings = WASettings
     family = "distillation"
+    has_parts_by_task = False
 
     def can_revisit(self) -> bool:
         return True

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from flashback.benchmarks import Benchmark, Images, Task
-from flashback.benchmarks.image_lists import ListedImage, Shape
+from flashback.benchmarks.image_lists import Shape
 from flashback.benchmarks.load import measure_channels
 from flashback.config import to_dict
 from flashback.errors import FlashbackError, printable, require
@@ -163,15 +163,17 @@ class Learner:
     ) -> Version:
         recovered = self._recover()
         listed, tests = list_parts(source)
-        shape = self._image_shape(listed)
-        collected = collect(listed, shape, self._known(), progress)
-        tested = collect(tests, shape, self._known(), progress) if tests else None
+        parent = self._current()
+        known = parent.classes if parent else ()
+        shape = cast(Shape, parent.image_shape) if parent else image_shape_for(listed, self.settings.image_size)
+        collected = collect(listed, shape, known, progress)
+        tested = collect(tests, shape, known, progress) if tests else None
         self.skipped = {**collected.skipped, **(tested.skipped if tested else {})}
         content = digest_of([collected.digest(), tested.digest() if tested else None])
-        for version in (recovered, self._current()):
+        for version in (recovered, parent):
             if version is not None and version.content == content:
                 return version  # these images are learned already
-        update = self._prepare(collected, tested, content)
+        update = self._prepare(parent, collected, tested, content)
         self._begin(update)
         trainer, seconds = self._train(update, observers)
         version = self._judge(update, trainer.host, limits, seconds)
@@ -189,19 +191,8 @@ class Learner:
         self._finish(version)
         return version
 
-    def _known(self) -> tuple[str, ...]:
-        current = self._current()
-        return current.classes if current else ()
-
-    def _image_shape(self, images: Sequence[ListedImage]) -> Shape:
-        current = self._current()
-        if current is None:
-            return image_shape_for(images, self.settings.image_size)
-        channels, height, width = current.image_shape
-        return channels, height, width
-
-    def _prepare(self, collected: Collected, tested: Collected | None, content: str) -> Update:
-        parent, known, number = self._current(), self._known(), 1 + max(self.folder.numbers(), default=0)
+    def _prepare(self, parent: Version | None, collected: Collected, tested: Collected | None, content: str) -> Update:
+        known, number = parent.classes if parent else (), 1 + max(self.folder.numbers(), default=0)
         new = collected.new(known)
         classes = (*known, *new)
         column = {name: k for k, name in enumerate(classes)}

@@ -243,12 +243,13 @@ class Trainer:
         self.claim_host()
         self.position = Position(**state.values["position"])
         self.history = History(**state.values["history"])
-        for task in self.benchmark.tasks[: self.position.task + 1]:
-            begun = self.position.stage + self.position.begun if task.index == self.position.task else None
-            if begun == 0:
-                break  # its columns do not exist yet
+        begun = self.position.stage + self.position.begun  # stages of the present task; if none, it has no columns yet
+        entered = self.benchmark.tasks[: self.position.task + (begun > 0)]
+        if not self.host.has_parts_by_task:
+            entered = entered[:1] + entered[1:][-1:]
+        for task in entered:
             self.method.enter(task)
-            for stage in self.method.stages()[:begun]:
+            for stage in self.method.stages()[: begun if task.index == self.position.task else None]:
                 self.allocate(stage)
         copy_tensors(self.host.state_dict(), select(state.tensors, "host"))
         self.method.load_extra_state(select(state.tensors, "method"))
