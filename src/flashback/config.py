@@ -33,6 +33,7 @@ Count = Annotated[int, Rule("be at least 1", lambda value: value >= 1)]
 Positive = Annotated[float, Rule("be above 0", lambda value: value > 0)]
 BelowOne = Annotated[float, Rule("lie in [0, 1)", lambda value: 0 <= value < 1)]
 Share = Annotated[float, Rule("lie in [0, 1]", lambda value: 0 <= value <= 1)]
+PositiveShare = Annotated[float, Rule("lie in (0, 1]", lambda value: 0 < value <= 1)]
 
 
 class Section:
@@ -83,6 +84,8 @@ class TrainingConfig(Section):
     first_schedule: Literal["none", "step", "cosine"] | None = None  # of the first task; None: as the others
     milestones: tuple[float, ...] = (0.7, 0.9)  # fractions of a stage's epochs at which "step" lowers the rate
     gamma: Positive = 0.1  # factor of each drop
+    average: BelowOne | None = None  # decay of the running average of the weights on which a task ends; None: off
+    merge: PositiveShare | None = None  # share of the weights before a task in those after it; None: off
     views: tuple[str, ...] = ("crop", "flip")  # augmentation of training images; they act in a fixed order
     image_size: Count | None = None  # side of the training view, at most that of the stored images
     evaluation_batch: Count = 500

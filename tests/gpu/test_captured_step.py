@@ -69,6 +69,17 @@ def train(
     return result.as_dict(), weights, [event for event in events if event["event"] == "epoch"]
 
 
+@pytest.mark.parametrize("name", ["lwf-mc", "oewc", "der++"])
+def test_averages_are_captured(name: str) -> None:
+    settings = {"compile": False, "training__average": 0.9, "training__merge": 0.3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a step that cannot be captured warns
+        captured = train(config_of(name, **settings))
+    eager = train(config_of(name, **settings, capture=False))
+    assert captured[0] == eager[0]
+    assert all(torch.equal(captured[1][key], tensor) for key, tensor in eager[1].items())
+
+
 @pytest.mark.parametrize("name", list(HOSTS))
 def test_captured_run_equals_the_eager_run(name: str) -> None:
     with warnings.catch_warnings():

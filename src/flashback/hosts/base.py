@@ -22,6 +22,7 @@ from flashback.batches import Batch, Stream, Views
 from flashback.benchmarks import Benchmark, Task
 from flashback.config import HostSettings, RunConfig
 from flashback.errors import FlashbackError, require
+from flashback.hosts.endings import Ending, with_ending
 from flashback.hosts.prediction import Predictor
 from flashback.hosts.stages import Optimisation, Stage, Step, nothing
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
@@ -76,7 +77,7 @@ class Host(Predictor):
     has_stability: ClassVar[bool] = True  # whether later tasks have a loss term 'stability', which phase 1 may weigh
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
     has_parts_by_task: ClassVar[bool] = True  # whether tasks leave parts behind, all of which a resumed run makes again
-    has_one_backbone: ClassVar[bool] = True  # if not, its backbone cannot be frozen or have a rate of its own
+    has_one_backbone: ClassVar[bool] = True  # settings of training that act on the backbone need this
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Refuse class definitions that would silently go wrong later."""
@@ -123,9 +124,20 @@ class Host(Predictor):
             f"training.freeze_backbone and training.backbone_lr_factor need a host with one backbone, and "
             f"{config.host.name} makes several; leave them out",
         )
+        require(
+            self.has_one_backbone or (training.average is None and training.merge is None),
+            f"training.average and training.merge need a host with one backbone, and {config.host.name} makes several; "
+            "leave them out",
+        )
+        require(
+            self.task_by_task or training.merge is None,
+            f"training.merge needs a host that learns task by task, and {config.host.name} learns all tasks at once; "
+            "leave it out",
+        )
         self.views = Views(benchmark.mean, benchmark.std, training.views, size=training.image_size)
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
+        self.ending: Ending | None = None  # of the last main stage, for training.average and training.merge
         self.stable_blank_for_task: int | None = None  # the task for which `allocate` has made blank stable knowledge
         self.trained = False  # whether a trainer has started with it
         self.learned = 0  # columns of the tasks whose training has begun
@@ -261,7 +273,7 @@ class Host(Predictor):
             variant=self.variant,
             main=True,
         )
-        return replace(stage, **changes)
+        return with_ending(self, replace(stage, **changes))
 
     def later_stage(self, name: str, epochs: int | None, optimisation: Mapping[str, Any], **changes: Any) -> Stage:
         """Make a stage beside the main one; it runs once, with Flashback or without it.

@@ -67,6 +67,11 @@ class FrozenFeatureHost(Host):
             f"training.backbone_lr_factor does nothing with {self.settings.name}, whose backbone is frozen; leave it "
             "out",
         )
+        require(
+            self.config.training.average is None and self.config.training.merge is None,
+            f"training.average and training.merge do nothing with {self.settings.name}, which trains no weights; leave "
+            "them out",
+        )
 
     def can_revisit(self) -> bool:
         """Known classes may come again: their sums go on."""
