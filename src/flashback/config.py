@@ -128,6 +128,8 @@ class FlashbackConfig(Section):
     enabled: bool = False
     epochs: NaturalNumber = 2  # E1, the epochs of phase 1
     second_epochs: Count | None = None  # E2, the epochs of phase 2; None: E - E1, the paper's equal budget
+    teacher: Literal["primary", "running"] = "primary"  # the end of phase 1, or a running average without a phase 1
+    decay: BelowOne = 0.999  # of the weights of the running teacher
     alpha: NotNegative = 0.01  # alpha_p, the weight of the plasticity loss (Eq. 19)
     support: Literal["host", "all", "memory"] = "host"  # the samples of the plasticity distance
     phase1_stability: NotNegative = 1.0  # weight of the stability loss in phase 1 (Eq. 14: 1; prose of the paper: 0)
@@ -135,8 +137,25 @@ class FlashbackConfig(Section):
     start: Share = 0.0  # phase 2 starts from: 0 the stable state (the paper), 1 the primary weights, or between
     alpha_schedule: Literal["constant", "rising", "falling"] = "constant"  # alpha_p over phase 2
 
+    def check(self) -> None:
+        super().check()
+        if self.teacher == "primary":
+            require(
+                self.decay == FlashbackConfig.decay,
+                "flashback.decay does nothing with flashback.teacher=primary; leave it out, or set "
+                "flashback.teacher=running",
+            )
+        else:
+            require(
+                self.phase1_stability == 1 and self.start == 0,
+                "flashback.phase1_stability and flashback.start need a phase 1, and flashback.teacher=running has "
+                "none; leave them out",
+            )
+
     def split(self, epochs: int) -> tuple[int, int]:
-        """E1 and E2 for a main stage of `epochs` epochs."""
+        """E1 and E2 for a main stage of `epochs` epochs; a running teacher needs no phase 1."""
+        if self.teacher == "running":
+            return 0, self.second_epochs or epochs
         if self.second_epochs is not None:
             return self.epochs, self.second_epochs
         if self.epochs >= epochs:

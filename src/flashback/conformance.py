@@ -354,8 +354,9 @@ def stands_aside(trial: Trial) -> str | None:
 
 def goes_back(trial: Trial) -> str | None:
     """After phase 1 it is back where the task began: with alpha_p = 0 it is the host trained for phase 2 alone"""
-    restarted = trial.train(trial.config(True, flashback__alpha=0.0, training__epochs=3, flashback__epochs=1))
-    shorter = trial.train(trial.config(training__first_epochs=3, training__epochs=2))
+    config = trial.config(True, flashback__alpha=0.0, training__epochs=3, flashback__epochs=1)
+    restarted = trial.train(config)
+    shorter = trial.train(trial.config(training__first_epochs=3, training__epochs=config.flashback.split(3)[1]))
     difference = restarted.differs_from(shorter)
     return difference and f"something of phase 1 is left ({difference}); what steps change belongs in its state_dict"
 

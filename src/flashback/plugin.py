@@ -6,6 +6,8 @@ gives the plastic knowledge. Then the host flashes back to where the stage began
     L2 = Lc + alpha_s Ls + alpha_p Lp      (FL Eq. 19)
 
 Lp is the distance that the host itself defines, called with the plastic instead of the stable knowledge.
+
+With `flashback.teacher=running` there is no phase 1, and plastic knowledge is a running average of the trained model.
 """
 
 from collections.abc import Mapping
@@ -19,10 +21,12 @@ from flashback.benchmarks import Task
 from flashback.config import FlashbackConfig, build, to_dict
 from flashback.errors import FlashbackError, abbreviate, require, unknown
 from flashback.hosts.base import DEFINE_DISTANCE, Host, copy_tensors
+from flashback.hosts.endings import newest_share
 from flashback.hosts.stages import Stage
-from flashback.knowledge import Knowledge, Support
+from flashback.knowledge import Knowledge, ModelKnowledge, Support
 
 PHASE_1, PHASE_2 = "phase 1", "phase 2"
+STEPS = "averaged steps"  # beside the tensors of a running teacher
 
 
 class Flashback:
@@ -53,6 +57,7 @@ class Flashback:
         self.snapshot: dict[str, Tensor] = {}
         self.plastic: Knowledge | None = None
         self.alpha = torch.zeros((), device=host.device)  # on the device, so that it can change during phase 2
+        self.steps = torch.zeros((), device=host.device)  # in the average of a running teacher
 
     def __repr__(self) -> str:
         default, values = to_dict(FlashbackConfig(enabled=True)), to_dict(self.settings)
@@ -100,6 +105,10 @@ class Flashback:
             main.before_epoch(epoch)
             self.set_alpha(epoch, second_epochs)
 
+        def after_step_of_phase_2(step: Any) -> None:
+            main.after_step(step)
+            self.move_teacher()
+
         phase_1 = replace(
             main,
             name=PHASE_1,
@@ -121,6 +130,7 @@ class Flashback:
             begin=self.flash_back,
             end=lambda: self.finish(main),
             losses=losses_of_phase_2,
+            after_step=after_step_of_phase_2 if self.settings.teacher == "running" else main.after_step,
             before_epoch=before_epoch_of_phase_2,
             key=main.training_key,
             setup_key=main.structure_key,
@@ -135,6 +145,7 @@ class Flashback:
         """Make blank plastic knowledge of the host's kind."""
         if self.settings.alpha:
             self.plastic = self.host.blank_for(self.support()).to(self.host.device).eval()
+            require(self.settings.teacher == "primary" or isinstance(self.plastic, ModelKnowledge), self.no_copy())
 
     @torch.no_grad()
     def flash_back(self) -> None:
@@ -157,6 +168,13 @@ class Flashback:
         for name, weight in primary.items():
             weights[name].lerp_(weight, start)
         self.snapshot = {}
+        self.steps.zero_()
+
+    def move_teacher(self) -> None:
+        """Move a running teacher towards the present model, after a step."""
+        if isinstance(self.plastic, ModelKnowledge):
+            self.steps.add_(1)
+            self.plastic.follow(self.host.net, newest_share(self.steps, self.settings.decay))
 
     def restore(self, prefix: str = "") -> None:
         """Copy the snapshot back into the host, or the part of it with this prefix."""
@@ -203,6 +221,9 @@ class Flashback:
             f"flashback.support=memory needs a host with a memory; {name} has none, use host or all",
         )
         require(host.has_stability or self.settings.phase1_stability == 1, self.no_stability())
+        targets = host.replays_targets or self.settings.support == "memory"
+        copied = type(host).blank_knowledge is Host.blank_knowledge and type(host).fill_knowledge is Host.fill_knowledge
+        require(self.settings.teacher == "primary" or (copied and not targets), self.no_copy())
 
     @property
     def has_distance(self) -> bool:
@@ -211,6 +232,15 @@ class Flashback:
 
     def no_distance(self) -> str:
         return f"flashback needs a distance, and {self.host.settings.name} has none; {DEFINE_DISTANCE}"
+
+    def no_copy(self) -> str:
+        kept = f"{self.host.settings.name} keeps other plastic knowledge"
+        if self.settings.support == "memory":
+            kept = "with flashback.support=memory it is targets for the memory"
+        return (
+            "flashback.teacher=running needs plastic knowledge that is a copy of the whole network, and "
+            f"{kept}; use flashback.teacher=primary"
+        )
 
     def no_stability(self) -> str:
         return (
@@ -231,7 +261,9 @@ class Flashback:
 
     def extra_state(self) -> dict[str, Tensor]:
         """Return what Flashback holds besides the host: in phase 1 the snapshot, in phase 2 the plastic knowledge."""
-        plastic = self.plastic.state_dict() if self.plastic is not None else {}
+        plastic = dict(self.plastic.state_dict()) if self.plastic is not None else {}
+        if plastic and self.settings.teacher == "running":
+            plastic[STEPS] = self.steps
         return {f"snapshot.{name}": tensor for name, tensor in self.snapshot.items()} | {
             f"plastic.{name}": tensor for name, tensor in plastic.items()
         }
@@ -248,7 +280,8 @@ class Flashback:
         if not plastic:
             self.plastic = None
         if self.plastic is not None:
-            copy_tensors(self.plastic.state_dict(), plastic)
+            steps = {STEPS: self.steps} if self.settings.teacher == "running" else {}
+            copy_tensors({**self.plastic.state_dict(), **steps}, plastic)
 
 
 def merge_settings(settings: FlashbackConfig, changes: Mapping[str, Any]) -> FlashbackConfig:

@@ -80,6 +80,17 @@ def test_averages_are_captured(name: str) -> None:
     assert all(torch.equal(captured[1][key], tensor) for key, tensor in eager[1].items())
 
 
+@pytest.mark.parametrize("name", ["lwf-mc", "lucir"])
+def test_a_running_teacher_is_captured(name: str) -> None:
+    settings = {"compile": False, "flashback__teacher": "running", "flashback__decay": 0.9}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        captured = train(config_of(name, **settings))
+    eager = train(config_of(name, **settings, capture=False))
+    assert captured[0] == eager[0]
+    assert all(torch.equal(captured[1][key], tensor) for key, tensor in eager[1].items())
+
+
 @pytest.mark.parametrize("name", list(HOSTS))
 def test_captured_run_equals_the_eager_run(name: str) -> None:
     with warnings.catch_warnings():

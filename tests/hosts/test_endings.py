@@ -13,7 +13,7 @@ from flashback.conformance import check_host
 from flashback.hosts import Host
 from flashback.nets import BatchNorm2d
 from flashback.training.trainer import Position
-from helpers import quick_config, quick_host, small_settings, tiny_benchmark
+from helpers import quick_host, small_settings, tiny_benchmark
 
 BOTH = {"training.average": 0.5, "training.merge": 0.3}
 
@@ -170,15 +170,3 @@ def test_with_flashback_they_act_on_phase_2() -> None:
 def test_hosts_that_cannot_have_them_refuse_at_once(name: str, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(FlashbackError, match=sentence):
         quick_host(name, **{**small_settings(name), **settings})
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"training__average": 1.0}, r"training\.average must lie in \[0, 1\)"),
-        ({"training__merge": 0.0}, r"training\.merge must lie in \(0, 1\]"),
-    ],
-)
-def test_values_out_of_range_are_refused(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(FlashbackError, match=sentence):
-        quick_config("lwf-mc", **settings)

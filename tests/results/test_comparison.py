@@ -54,6 +54,18 @@ def test_arms_are_compared_seed_by_seed(setting: str, tmp_path: Path) -> None:
     assert row.test.difference == pytest.approx(np.mean(flashback) - np.mean(host))
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"flashback__epochs": 7, "training__epochs": 20}, "alpha_p 0.5, E1 7 of 20 epochs a task"),
+        ({"flashback__teacher": "running"}, "alpha_p 0.5, a running teacher with decay 0.999"),
+    ],
+)
+def test_a_comparison_names_the_form_of_flashback(changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+    write_comparison(tmp_path, flashback__alpha=0.5, **changes)
+    assert only(tmp_path).flashback == text
+
+
 def test_any_two_methods_are_compared_right_minus_left(tmp_path: Path) -> None:
     write_comparison(tmp_path / "a", "icarl", gain=0)
     write_comparison(tmp_path / "b", "lucir", gain=9)

@@ -74,6 +74,7 @@ class Host(Predictor):
     family: ClassVar[str] = "none"  # distillation, replay, regularisation, dynamic
     has_knowledge: ClassVar[bool] = True  # a host without knowledge refuses Flashback
     refuses_flashback_because: ClassVar[str] = "keeps no knowledge of earlier tasks"
+    replays_targets: ClassVar[bool] = False  # whether its plastic knowledge is targets for the images of the memory
     has_stability: ClassVar[bool] = True  # whether later tasks have a loss term 'stability', which phase 1 may weigh
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
     has_parts_by_task: ClassVar[bool] = True  # whether tasks leave parts behind, all of which a resumed run makes again

@@ -77,6 +77,7 @@ class ExemplarReplay(ExemplarHost):
     """
 
     Settings = ExemplarReplaySettings
+    replays_targets = True
     has_stability = False
     has_parts_by_task = False
 

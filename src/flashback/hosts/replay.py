@@ -67,6 +67,7 @@ class ReplayHost(Host):
 
     Settings = ReplaySettings
     family = "replay"
+    replays_targets = True
     memory: Memory
     net: Net
     draws: ClassVar[int] = 1  # independent draws of a step

@@ -1,4 +1,4 @@
-"""The kinds of knowledge: immutable, without gradients, in evaluation mode, and aware of their size."""
+"""The kinds of knowledge: without gradients, in evaluation mode, and aware of their size."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +42,21 @@ class ModelKnowledge(Knowledge):
     def fill(self, model: nn.Module) -> None:
         """Copy the state of a model of the same structure."""
         copy_state(model, self.model.module)
+
+    @torch.no_grad()
+    def follow(self, model: nn.Module, share: Tensor) -> None:
+        """Move towards the state of a model of the same structure; counters are copied.
+
+        Args:
+            model: The model that learns.
+            share: Its share in the result, a scalar on the device of the model.
+        """
+        values = model.state_dict()
+        for name, tensor in self.model.module.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.lerp_(values[name], share.to(tensor.dtype))
+            else:
+                tensor.copy_(values[name])
 
 
 class ModuleKnowledge(Knowledge):

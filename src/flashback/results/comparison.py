@@ -163,6 +163,8 @@ class Comparison:
         if self.right.arm != FLASHBACK:
             return ""
         config = config_from_dict(self.right.config)
+        if config.flashback.teacher == "running":
+            return f"alpha_p {config.flashback.alpha:g}, a running teacher with decay {config.flashback.decay:g}"
         first, second = config.flashback.split(config.training.epochs)
         return f"alpha_p {config.flashback.alpha:g}, E1 {first} of {first + second} epochs a task"
 
