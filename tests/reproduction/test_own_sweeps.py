@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flashback.recipes.resolving import config_from_dict
 from flashback.studies.jobs import Job, RunContext, is_finished
 from flashback.studies.sweeps import plan, read_sweep
 
@@ -75,3 +76,16 @@ def test_the_differences_are_planned_one_at_a_time() -> None:
         ("flashback", "step", "none", 60, None, 60),
         ("host", "step", "none", 50, 60, None),
     ]
+
+
+def test_every_form_stands_beside_its_host_at_equal_epochs() -> None:
+    jobs = plan(read_sweep(SWEEPS.parent / "forms.yaml"), Path(), RunContext(None, "cpu", None))
+    seeds: dict[tuple[str, str, str], list[int]] = {}
+    for job in jobs:
+        seeds.setdefault((job.config["host"]["name"], job.arm, job.folder.parts[-3]), []).append(job.seed)
+        config = config_from_dict(job.config)
+        assert (config.training.epochs, config.flashback.equal_budget(60)) == (60, True)
+    forms = [(host, arm) for host, arm, choice in seeds if choice != "recipe"]
+    assert sorted(forms) == [("der++", "host"), ("lucir", "flashback"), ("lwf-mc", "flashback"), ("oewc", "host")]
+    assert [host for host, _, choice in seeds if choice == "recipe"] == ["oewc", "lucir", "lwf-mc", "der++"]
+    assert all(chosen == [123, 246, 369, 492, 615] for chosen in seeds.values())
