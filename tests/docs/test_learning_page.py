@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,11 @@ import pytest
 from doc_pages import DOCS, blocks
 
 from flashback.cli import main
+from flashback.errors import FlashbackError
+from flashback.hosts import HOSTS
 from flashback.models import Learner
+from flashback.training import build_host
+from helpers import quick_config, revisiting_benchmark, small_settings
 
 REFUSED = "# exit code 3"
 
@@ -32,7 +38,7 @@ def test_the_story_of_a_shop(
             captured = capsys.readouterr()
             assert end.value.code == (3 if REFUSED in line else 0), f"{line}\n{captured.out}\n{captured.err}"
     history = Learner("shop").history()
-    assert [version.decision for version in history] == ["accepted"] * 3 + ["refused", "accepted"]
+    assert [version.decision for version in history] == ["accepted"] * 3 + ["refused"] + ["accepted"] * 8
     for picture in ("history", "confusion"):
         assert (tmp_path / f"{picture}.png").stat().st_size > 1000
         assert (DOCS / "images" / f"learning-{picture}.png").exists()
@@ -41,3 +47,16 @@ def test_the_story_of_a_shop(
 def test_the_page_leaves_no_pictures_unused() -> None:
     text = (DOCS / "learning.md").read_text(encoding="utf-8")
     assert all(picture.name in text for picture in (DOCS / "images").glob("learning-*"))
+
+
+def test_the_page_names_the_hosts_that_learn_known_classes_again() -> None:
+    text = (DOCS / "learning.md").read_text(encoding="utf-8")
+    row = next(line for line in text.splitlines() if line.startswith("| learn known classes again"))
+    named = set(re.findall(r"`([^`]+)`", row)) - {"host.columns=seen"}
+    benchmark, able = revisiting_benchmark(), set()
+    for name in HOSTS:
+        settings = {"host__columns": "seen"} if name == "lwf" else {}
+        with suppress(FlashbackError):
+            build_host(quick_config(name, **{**small_settings(name), **settings}), benchmark, "cpu")
+            able.add(name)
+    assert named == able - {"joint"}

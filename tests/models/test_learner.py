@@ -94,6 +94,20 @@ def test_learning_task_by_task_equals_the_closed_run(host: str, flashback: bool,
                 assert row == closed[name][setting][task.index], (name, setting)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("host", "flashback"), [pair.values for pair in arms() if not pair.marks])
+def test_updates_in_processes_of_their_own_equal_those_in_one(host: str, flashback: bool, tmp_path: Path) -> None:
+    settings = {**short_settings(HOSTS[host]), **SHORT, **({"flashback.epochs": 1} if flashback else {})}
+    models = [
+        Learner.create(tmp_path / name, host=host, flashback=flashback, settings=settings) for name in ("one", "many")
+    ]
+    for task in BENCHMARK.tasks:
+        images = save(tmp_path / f"{task.index}.npz", [task])
+        models[0].learn(images)
+        subprocess.run([sys.executable, "-m", "flashback", "learn", str(tmp_path / "many"), str(images)], check=True)
+    assert equal(*map(weights, models))
+
+
 # ---------------------------------------------------------------- updates
 
 
