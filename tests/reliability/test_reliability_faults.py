@@ -257,6 +257,23 @@ def test_a_file_that_cannot_be_written_is_named(
         assert_ends_like(tmp_path / "run", whole)
 
 
+def test_a_finished_run_is_no_failure_if_an_old_checkpoint_cannot_be_removed(
+    dataset: Path, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, refused = Path.unlink, list[Path]()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == "checkpoint" and (tmp_path / "run" / "results.json").exists():
+            refused.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu")
+    assert refused
+    assert_ends_like(tmp_path / "run", whole)
+
+
 def test_a_folder_without_locks_is_named(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

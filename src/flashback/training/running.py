@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,8 @@ def _run_in_folder(
             result = trainer.run()
         folder.write_run({**facts, **trainer.history.cost()})
         folder.write_results(result.as_dict())
-        checkpoints.tidy(kept=1)  # the last one holds the trained model
+        with suppress(OSError):  # the run is finished all the same
+            checkpoints.tidy(kept=1)  # the last one holds the trained model
     return result
 
 
