@@ -18,12 +18,13 @@ HOST_NAMES = {
     "finetune", "joint", "lwf-mc", "icarl", "lucir", "der", "der++", "xder", "ewc", "oewc", "foster", "beef",
     "beef-compress", "afec", "der-expansion", "podnet", "wa", "replay", "bic", "mas", "si", "er", "agem", "lwf",
     "pnc", "caf", "icarl-aanets", "lucir-aanets", "simplecil", "ranpac",
+    "connector",
 }  # fmt: skip
 SOURCES = (
     "paper Section", "paper Table", "authors' script", "authors' code", "our choice", "DER paper", "X-DER paper",
     "AANets paper", "AANets repository", "LUCIR repository", "iCaRL repository", "FOSTER repository",
     "BEEF repository", "PODNet repository", "PyCIL", "Mammoth", "AFEC repository", "DER-ClassIL repository",
-    "LwF paper", "CAF repository",
+    "LwF paper", "CAF repository", "Connector repository",
 )  # fmt: skip
 
 every_recipe = pytest.mark.parametrize(
