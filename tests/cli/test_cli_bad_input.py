@@ -50,7 +50,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run nobody", ["unknown host 'nobody'; known: afec, ", "on the command line with --host-file"]),
         ("run icarl --benchmark split-fashion-min", ["did you mean 'split-fashion-mini'?"]),
         ("run icarl --set training.epoch=3", ["unknown key 'training.epoch'", "did you mean 'training.epochs'?"]),
-        ("run icarl --set training.foo=3", ["unknown key 'training.foo'; known: training.backbone_lr_factor, "]),
+        ("run icarl --set training.foo=3", ["unknown key 'training.foo'; known: training.average, "]),
         ("run icarl --set host.memorysize=3", ["did you mean 'host.memory_size'?"]),
         ("run icarl --set batch_size=3", ["unknown key 'batch_size'; did you mean 'training.batch_size'?"]),
         ("run icarl --set memory_size=3", ["unknown key 'memory_size'; did you mean 'host.memory_size'?"]),

@@ -10,6 +10,7 @@ import torch
 import flashback as fb
 from flashback.conformance import check_host
 from flashback.hosts import HOSTS, Host
+from flashback.knowledge import ModelKnowledge
 from flashback.nets import Backbone
 from flashback.training import Trainer, build_method
 from flashback.training.step import TrainingStep, set_rate
@@ -108,7 +109,7 @@ def test_hosts_say_whether_they_make_several_backbones(name: str, monkeypatch: p
     benchmark = tiny_benchmark((2, 2), per_class=6, test_per_class=2)
     host = quick_host(name, benchmark, **small_settings(name))
     Trainer(host, benchmark).run()
-    known = set(host.stable.modules()) if host.stable is not None else set()
+    known = {part for module in host.modules() if isinstance(module, ModelKnowledge) for part in module.modules()}
     copies = [module for module in host.modules() if isinstance(module, Backbone) and module not in known]
     adds_modules = host.family == "dynamic"  # some keep the old ones in their knowledge
     built = [given for given in made if given[0] is host]  # another host measures the untrained accuracies
