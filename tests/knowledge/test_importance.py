@@ -258,9 +258,11 @@ def test_sensitivity_sees_the_view_and_trained_parameters_alone() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
-def test_an_anchor_that_grows_keeps_its_values_and_finds_new_rows_unimportant() -> None:
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_an_anchor_that_grows_keeps_its_values_and_finds_new_rows_unimportant(layout: torch.memory_format) -> None:
+    """Convolutions have the second layout on a GPU."""
     torch.manual_seed(0)
-    net = Net(build_backbone("smallcnn", (1, 12, 12), 1.0), nn.Linear(64, 2))
+    net = Net(build_backbone("smallcnn", (3, 12, 12), 1.0), nn.Linear(64, 2)).to(memory_format=layout)
     anchor = ImportantParameters(net.parameters())
     anchor.values.normal_()
     anchor.importance.uniform_(1, 2)

@@ -177,6 +177,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 def with_rows(vector: Tensor, shapes: Sequence[torch.Size], grown: Sequence[Tensor]) -> Tensor:
     """Lay a flat vector of tensors of these shapes over the first rows of grown ones, and return these flat."""
     parts = torch.split(vector, [shape.numel() for shape in shapes])
-    for part, shape, tensor in zip(parts, shapes, grown, strict=True):
-        tensor.view(-1)[: shape.numel()] = part
-    return flat(grown)
+    rows = [tensor.reshape(-1) for tensor in grown]  # a copy where the layout is channels last
+    for part, row in zip(parts, rows, strict=True):
+        row[: part.numel()] = part
+    return torch.cat(rows)
