@@ -485,6 +485,8 @@ def test_the_commit_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.M
     assert environment.commit() is None
     monkeypatch.setattr(environment, "__file__", str(own))
     assert re.fullmatch("[0-9a-f]{40}", environment.commit() or "")
+    own.write_text("changed")
+    assert re.fullmatch(r"[0-9a-f]{40}\+changes", environment.commit() or "")
 
 
 def test_a_host_that_was_looked_at_first_is_trained_as_any_other() -> None:

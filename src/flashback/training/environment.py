@@ -138,12 +138,21 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree, or None for an installed package, which may lie in another repository."""
+    """The commit of the source tree, marked where files differ from it; None for an installed package.
+
+    A package may be installed inside another repository, so its own file has to be in the repository asked.
+    """
     here = Path(__file__).resolve()
     git = ["git", "-C", str(here.parent)]
     try:
         subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=10, check=True)
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        head = subprocess.run(
+            [*git, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
         return head.stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
