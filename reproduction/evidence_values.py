@@ -6,6 +6,7 @@ a comparison, `set:controlled/icarl/host.seed` is a setting. SETTINGS and METRIC
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -44,10 +45,24 @@ AUTHORS = {  # runs of iCaRL from the authors' settings without flashback to tho
     "both-longer": "icarl-differences/icarl/flashback.second_epochs=60/flashback",
     "shorter": f"icarl-differences/icarl/{FALLING},training.epochs=50,training.first_epochs=60/host",
 }
+FREE = "flashback.phase1_stability=0.0,flashback.phase1_schedule=host,flashback.alpha=0.8"  # of a free primary
+REGIMES = {  # LUCIR with small memories: the printed form and a free primary
+    f"lucir-{form}-{size}": (
+        f"regimes/lucir/host.memory_size={size}/host",
+        f"regimes/lucir/host.memory_size={size},{label}",
+    )
+    for size, digest in ((200, "6764c61bf44c"), (500, "818568d60915"))
+    for form, label in (
+        ("printed", "flashback.epochs=3/flashback"),
+        ("free", f"flashback.epochs=7,flashback.phase1_stability=0.0,flashback-{digest}/flashback"),
+    )
+}
 COMPARISONS = {  # changes are right minus left
     **{host: (f"controlled/{host}/host", f"controlled/{host}/flashback") for host in HOSTS},
     **{f"{host}-tuned": (f"controlled/{host}/host", f"tuned/{host}/flashback") for host in ("lwf-mc", "lucir")},
     **{f"{host}-weight": (f"controlled/{host}/flashback", f"tuned/{host}/flashback") for host in ("lwf-mc", "lucir")},
+    "lucir-free": ("forms/lucir/host", f"forms/lucir/flashback.epochs=21,{FREE}/flashback"),
+    **REGIMES,
     "epochs": ("controlled/icarl/host", "phase2-alone/icarl/host"),
     "knowledge": ("phase2-alone/icarl/host", "controlled/icarl/flashback"),
     "authors": (AUTHORS["constant"], AUTHORS["both"]),
@@ -58,6 +73,7 @@ COMPARISONS = {  # changes are right minus left
     "lwf-mc-bf16": tuple(f"precision/lwf-mc/training.precision={name}/host" for name in ("fp32", "bf16")),
 }
 TESTED = (*HOSTS, "lwf-mc-tuned", "lucir-tuned")  # tests of flashback at full length, corrected together
+FORMS = ("lucir-free",)  # tests of other forms at full length, corrected together with those
 ABSENT, SPACE = "–", "\u00a0"  # a space that does not break the line
 
 
@@ -127,25 +143,29 @@ class Evidence:
         cell = self.printed(host, setting)
         return float(cell[FLASHBACK] - cell.get("rerun", cell[HOST]))
 
-    def adjusted(self, *metrics: str) -> dict[tuple[str, str, str], float]:
-        """p after Holm's correction, over all tests of flashback at full length on these metrics."""
-        keys = [(name, setting, metric) for metric in metrics for setting in SETTINGS for name in TESTED]
+    def adjusted(self, *metrics: str, names: Sequence[str] = TESTED) -> dict[tuple[str, str, str], float]:
+        """p after Holm's correction, over all tests of these comparisons on these metrics."""
+        keys = [(name, setting, metric) for metric in metrics for setting in SETTINGS for name in names]
         tests = {key: p for key in keys if (p := self.test(*key).p) is not None}
         return dict(zip(tests, holm(list(tests.values())), strict=True))
 
 
 def read_evidence() -> Evidence:
-    read = read_runs(ROOT / "results")
+    """Read each folder by itself: two may hold runs of one configuration and seed, made by different versions."""
+    folders = {path.name: read_runs(path) for path in sorted((ROOT / "results").iterdir()) if path.is_dir()}
     groups: dict[str, list[Run]] = {}
-    for run in read.runs:
-        folder, _, host, _, variant, arm, _ = run.name.split("/")
-        groups.setdefault("/".join([folder, host, *([] if variant == "recipe" else [variant]), arm]), []).append(run)
+    for folder, read in folders.items():
+        for run in read.runs:
+            _, host, _, variant, arm, _ = run.name.split("/")
+            path = "/".join([folder, host, *([] if variant == "recipe" else [variant]), arm])
+            groups.setdefault(path, []).append(run)
     methods = {
         path: Method(runs[0].config, {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}, path)
         for path, runs in groups.items()
     }
     paper = yaml.safe_load(PAPER.read_text(encoding="utf-8"))
-    return Evidence(methods, {one.host: one for one in read.similarities}, paper)
+    similarities = {one.host: one for read in folders.values() for one in read.similarities}
+    return Evidence(methods, similarities, paper)
 
 
 # ---------------------------------------------------------------- values by name
@@ -201,6 +221,10 @@ def test_values(evidence: Evidence) -> dict[str, str]:
     smallest = min(p for key in accuracy if (p := evidence.test(*key).p) is not None)
     values = {"holm.accuracy.tests": str(len(accuracy)), "holm.accuracy.smallest": probability(smallest)}
     values["holm.balance.tests"] = str(len(balance))
+    with_forms = evidence.adjusted("aa", names=(*TESTED, *FORMS))
+    values["holm.forms.tests"] = str(len(with_forms))
+    for name in FORMS:
+        values |= {f"{name}.{s}.aa.holm": probability(with_forms[name, s, "aa"]) for s in SETTINGS}
     means = {arm: {h: {s: evidence.mean(f"controlled/{h}/{arm}", s) for s in SETTINGS} for h in HOSTS} for arm in ARMS}
     test = paired_over_methods(means[HOST], means[FLASHBACK])
     middle = median(means[FLASHBACK][host][s] - means[HOST][host][s] for host in HOSTS for s in SETTINGS)

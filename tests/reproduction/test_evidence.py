@@ -11,9 +11,21 @@ import pytest
 
 from evidence import PAGES, PLACEHOLDER, fill, page_values, template
 from evidence_figure import LEFT, RIGHT, draw
-from evidence_values import HOSTS, ROOT, SETTINGS, Evidence, number, read_evidence
+from evidence_values import (
+    COMPARISONS,
+    FORMS,
+    HOSTS,
+    ROOT,
+    SETTINGS,
+    TESTED,
+    Evidence,
+    number,
+    read_evidence,
+)
+from flashback.records import dotted
 
 RESULTS = ROOT / "results"
+FORMS_BY_MEMORY = [(form, size) for form in ("printed", "free") for size in (200, 500)]
 PARAMETERS = ("afec", "caf", "ewc", "mas", "oewc", "pnc", "si")
 NAMES = re.compile(
     r"CIFAR-100?|ResNet-18|H200|bf16|fp32|Tables? \d+|phase [12]|95%|seed (123|246)|p below 0\.05|"
@@ -87,6 +99,34 @@ def test_average_accuracy_does_not_change(evidence: Evidence) -> None:
     for host in HOSTS:
         left, right = (evidence.methods[f"controlled/{host}/{arm}"].cost for arm in ("host", "flashback"))
         assert (left.steps, left.images) == (right.steps, right.images)
+
+
+def test_a_free_primary_helps_lucir_on_both_sides(evidence: Evidence) -> None:
+    corrected = evidence.adjusted("aa", names=(*TESTED, *FORMS))
+    for setting in SETTINGS:
+        test = evidence.test("lucir-free", setting, "aa")
+        assert test.pairs == 5
+        assert test.low is not None
+        assert test.low > 0
+        assert corrected["lucir-free", setting, "aa"] < 0.05
+    low, high = (
+        number(x, ".1f") for test in [evidence.test("lucir-free", "class", "aa")] for x in (test.low, test.high)
+    )
+    means = [number(evidence.mean(path), ".1f") for path in COMPARISONS["lucir-free"]]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"from {means[0]} to {means[1]} % at equal cost" in readme
+    assert f"interval of the gain {low} to {high} points" in readme
+    new, forgetting = (evidence.test("lucir-free", "class", metric) for metric in ("new", "f"))
+    assert new.low is not None
+    assert new.low > 0
+    assert forgetting.difference < 0
+    left, right = (evidence.methods[path] for path in COMPARISONS["lucir-free"])
+    assert (left.cost.steps, left.cost.images) == (right.cost.steps, right.cost.images)
+    settings = dotted(right.config)
+    printed = dotted(evidence.methods["controlled/lucir/flashback"].config)
+    assert settings["flashback.alpha"] == pytest.approx(10 * printed["flashback.alpha"])  # as the page says in words
+    regimes = {(form, size): evidence.test(f"lucir-{form}-{size}", "class", "aa") for form, size in FORMS_BY_MEMORY}
+    assert all(test.pairs == 2 and test.p is not None and test.p > 0.05 for test in regimes.values())
 
 
 def test_the_intervals_exclude_what_the_page_says(evidence: Evidence) -> None:
