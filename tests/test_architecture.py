@@ -24,6 +24,7 @@ ROWS = [
     {"models"},
     {"training"},
     {"recipes", "plugin"},
+    {"forms"},
     {"hosts"},
     {"knowledge"},
     {"memory", "nets", "batches"},

@@ -132,6 +132,8 @@ class FlashbackConfig(Section):
     decay: BelowOne = 0.999  # of the weights of the running teacher
     alpha: NotNegative = 0.01  # alpha_p, the weight of the plasticity loss (Eq. 19)
     support: Literal["host", "all", "memory"] = "host"  # the samples of the plasticity distance
+    # The images of a batch on which plasticity acts: all, or new ones; divided: and stability on the stored ones alone.
+    images: Literal["all", "new", "divided"] = "all"
     phase1_stability: NotNegative = 1.0  # weight of the stability loss in phase 1 (Eq. 14: 1; prose of the paper: 0)
     phase1_schedule: Literal["none", "host"] = "none"
     start: Share = 0.0  # phase 2 starts from: 0 the stable state (the paper), 1 the primary weights, or between

@@ -5,7 +5,8 @@ gives the plastic knowledge. Then the host flashes back to where the stage began
 
     L2 = Lc + alpha_s Ls + alpha_p Lp      (FL Eq. 19)
 
-Lp is the distance that the host itself defines, called with the plastic instead of the stable knowledge.
+Lp is the distance that the host itself defines, called with the plastic instead of the stable knowledge. Other forms of
+the two losses are in `flashback.forms`.
 
 With `flashback.teacher=running` there is no phase 1, and plastic knowledge is a running average of the trained model.
 """
@@ -20,10 +21,11 @@ from torch import Tensor
 from flashback.benchmarks import Task
 from flashback.config import FlashbackConfig, build, to_dict
 from flashback.errors import FlashbackError, abbreviate, require, unknown
-from flashback.hosts.base import DEFINE_DISTANCE, Host, copy_tensors
+from flashback.forms import DIVIDED, PHASE_1_WEIGHT, Form
+from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.endings import newest_share
 from flashback.hosts.stages import Stage
-from flashback.knowledge import Knowledge, ModelKnowledge, Support
+from flashback.knowledge import Knowledge, ModelKnowledge, Support, answering_once
 
 PHASE_1, PHASE_2 = "phase 1", "phase 2"
 STEPS = "averaged steps"  # beside the tensors of a running teacher
@@ -53,7 +55,8 @@ class Flashback:
         self.host = host
         self.settings = merge_settings(host.config.flashback if settings is None else settings, changes)
         self.settings.split(host.config.training.epochs)  # refuses an E1 that leaves nothing for phase 2
-        self.check_host()
+        self.check_knowledge()
+        self.form = Form(host, self.settings)
         self.snapshot: dict[str, Tensor] = {}
         self.plastic: Knowledge | None = None
         self.alpha = torch.zeros((), device=host.device)  # on the device, so that it can change during phase 2
@@ -91,14 +94,19 @@ class Flashback:
         def losses_of_phase_1(step: Any) -> Mapping[str, Tensor]:
             """L1 = Lc + alpha_s Ls (FL Eq. 14), Ls weighed by `flashback.phase1_stability`."""
             terms = dict(main.losses(step))
-            require("stability" in terms, self.no_stability())
+            require("stability" in terms, self.form.no_stability(PHASE_1_WEIGHT))
             return {**terms, "stability": self.settings.phase1_stability * terms["stability"]}
 
         def losses_of_phase_2(step: Any) -> Mapping[str, Tensor]:
             """L2 = Lc + alpha_s Ls + alpha_p Lp (FL Eq. 19)."""
-            terms = dict(main.losses(step))
-            if self.settings.alpha:
-                terms["plasticity"] = self.alpha * self.host.weighted_distance(step, self.plastic, self.support())
+            if self.plastic is None:
+                return main.losses(step)
+            with answering_once(self.host.stable, self.plastic):
+                terms = dict(main.losses(step))
+                if self.settings.images == "divided":
+                    require("stability" in terms, self.form.no_stability(DIVIDED))
+                    terms["stability"] = self.form.stability_on_exemplars(step)
+                terms["plasticity"] = self.alpha * self.form.plasticity(step, self.plastic)
             return terms
 
         def before_epoch_of_phase_2(epoch: int) -> None:
@@ -144,8 +152,7 @@ class Flashback:
     def allocate_plastic(self) -> None:
         """Make blank plastic knowledge of the host's kind."""
         if self.settings.alpha:
-            self.plastic = self.host.blank_for(self.support()).to(self.host.device).eval()
-            require(self.settings.teacher == "primary" or isinstance(self.plastic, ModelKnowledge), self.no_copy())
+            self.plastic = self.form.blank().to(self.host.device).eval()
 
     @torch.no_grad()
     def flash_back(self) -> None:
@@ -193,60 +200,23 @@ class Flashback:
         main.end()
 
     def support(self) -> Support:
-        """Return where the plasticity distance acts: as the host declares, on all seen columns, or on the memory."""
-        support = self.host.plasticity_support()
-        if self.settings.support == "host":
-            return support
-        samples = "memory" if self.settings.support == "memory" else support.samples
-        columns = support.columns if support.columns == slice(None) else self.host.task.seen  # never fewer
-        return replace(support, columns=columns, samples=samples)
+        """Return where the plasticity distance acts."""
+        return self.form.support()
 
     # ------------------------------------------------------------ checks
 
     def enter(self, task: Task) -> None:
         """Start a task; the trainer calls it first."""
         self.host.enter(task)
-        require(self.has_distance or self.support().samples == "memory", self.no_distance())
+        self.form.check_task()
 
-    def check_host(self) -> None:
-        host, name = self.host, self.host.settings.name
+    def check_knowledge(self) -> None:
+        host = self.host
         if not host.has_knowledge:
             raise FlashbackError(
-                f"{name} {host.refuses_flashback_because}, so flashback has nothing to attach to; "
+                f"{host.settings.name} {host.refuses_flashback_because}, so flashback has nothing to attach to; "
                 "run it without flashback"
             )
-        require(self.has_distance or host.memory is not None, self.no_distance())
-        require(
-            self.settings.support != "memory" or host.memory is not None,
-            f"flashback.support=memory needs a host with a memory; {name} has none, use host or all",
-        )
-        require(host.has_stability or self.settings.phase1_stability == 1, self.no_stability())
-        targets = host.replays_targets or self.settings.support == "memory"
-        copied = type(host).blank_knowledge is Host.blank_knowledge and type(host).fill_knowledge is Host.fill_knowledge
-        require(self.settings.teacher == "primary" or (copied and not targets), self.no_copy())
-
-    @property
-    def has_distance(self) -> bool:
-        """Whether the host defines a distance; a support on the memory alone does without."""
-        return type(self.host).distance is not Host.distance
-
-    def no_distance(self) -> str:
-        return f"flashback needs a distance, and {self.host.settings.name} has none; {DEFINE_DISTANCE}"
-
-    def no_copy(self) -> str:
-        kept = f"{self.host.settings.name} keeps other plastic knowledge"
-        if self.settings.support == "memory":
-            kept = "with flashback.support=memory it is targets for the memory"
-        return (
-            "flashback.teacher=running needs plastic knowledge that is a copy of the whole network, and "
-            f"{kept}; use flashback.teacher=primary"
-        )
-
-    def no_stability(self) -> str:
-        return (
-            f"flashback.phase1_stability weighs the loss term 'stability', and {self.host.settings.name} has none of "
-            "this name; leave it at 1"
-        )
 
     # ------------------------------------------------------------ state, for records and checkpoints
 

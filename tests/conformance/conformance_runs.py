@@ -22,6 +22,12 @@ TRAINED = [name for name in HOSTS if HOSTS[name].family != "frozen"]  # the othe
 KNOWING = [name for name in HOSTS if HOSTS[name].has_knowledge]
 REPRESENTATIVES = ("icarl", "der++", "ewc", "foster")  # one of each family
 Method = Host | Flashback
+# Forms of flashback, each with a host that can have it; the first of each setting is tested with every commit.
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("icarl", {"flashback__images": "divided"}),
+    ("foster", {"flashback__images": "new"}),
+]
+FAST_FORMS = FORMS[:1]
 
 
 def method_of(
@@ -58,6 +64,15 @@ def assert_same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
     differing = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
     assert not differing
+
+
+def form_parameters() -> list[Any]:
+    """Every form; those outside `FAST_FORMS` are slow."""
+    marks = {True: (), False: (pytest.mark.slow,)}
+    return [
+        pytest.param(*form, marks=marks[form in FAST_FORMS], id=f"{form[0]}-{'-'.join(map(str, form[1].values()))}")
+        for form in FORMS
+    ]
 
 
 class Watcher:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance_runs import ALL, KNOWING, TRAINED, Watcher, method_of, run
+from conformance_runs import ALL, KNOWING, TRAINED, Watcher, form_parameters, method_of, run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -87,8 +87,9 @@ class Inspector(Watcher):
 
 
 @cache
-def inspected(name: str) -> tuple[Inspector, list[str], bool]:
-    method, inspector, waits = method_of(name, tiny_benchmark((2, 3)), flashback=name in KNOWING), Inspector(), Waits()
+def inspected(name: str, **settings: Any) -> tuple[Inspector, list[str], bool]:
+    method = method_of(name, tiny_benchmark((2, 3)), flashback=name in KNOWING, **settings)
+    inspector, waits = Inspector(), Waits()
     descend: Callable[..., None] = TrainingStep.descend
     met: Counter[object] = Counter()
 
@@ -133,6 +134,14 @@ def test_steps_leave_no_python_state(name: str) -> None:
 def test_steps_wait_for_nothing(name: str) -> None:
     """So that a step can be captured once as a graph and replayed."""
     _, found, _ = inspected(name)
+    assert not set(found)
+
+
+@pytest.mark.parametrize(("name", "settings"), form_parameters())
+def test_steps_of_other_forms_do_neither(name: str, settings: dict[str, Any]) -> None:
+    inspector, found, _ = inspected(name, **settings)
+    assert inspector.compared > 10
+    assert not inspector.changed
     assert not set(found)
 
 

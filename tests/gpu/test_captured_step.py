@@ -27,6 +27,10 @@ pytestmark = [
 ]
 ADAM = {"training__momentum": 0.0, "training__lr": 0.005, "training__weight_decay": 0.01}
 HELD = {"mas": {"host__strength": 0.01}}  # its own 1.0 diverges at the rate of quick runs, eager steps too
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("icarl", {"flashback__images": "divided"}),
+    ("foster", {"flashback__images": "new"}),
+]
 FAMILIES = ("icarl", "icarl-aanets", "lwf-mc", "oewc", "der++", "xder", "foster", "beef")
 
 
@@ -83,6 +87,17 @@ def test_averages_are_captured(name: str) -> None:
 @pytest.mark.parametrize("name", ["lwf-mc", "lucir"])
 def test_a_running_teacher_is_captured(name: str) -> None:
     settings = {"compile": False, "flashback__teacher": "running", "flashback__decay": 0.9}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        captured = train(config_of(name, **settings))
+    eager = train(config_of(name, **settings, capture=False))
+    assert captured[0] == eager[0]
+    assert all(torch.equal(captured[1][key], tensor) for key, tensor in eager[1].items())
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_other_forms_are_captured(name: str, form: dict[str, Any]) -> None:
+    settings = {"compile": False, "flashback__alpha": 0.5, **form}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         captured = train(config_of(name, **settings))

@@ -78,12 +78,15 @@ class Host(Predictor):
     has_stability: ClassVar[bool] = True  # whether later tasks have a loss term 'stability', which phase 1 may weigh
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
     has_parts_by_task: ClassVar[bool] = True  # whether tasks leave parts behind, all of which a resumed run makes again
+    weighs_images: ClassVar[bool] = False  # whether its `distance` multiplies that of each image by `support.images`
     has_one_backbone: ClassVar[bool] = True  # settings of training that act on the backbone need this
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Refuse class definitions that would silently go wrong later."""
         super().__init_subclass__(**keywords)
         cls.has_parts_by_task = vars(cls).get("has_parts_by_task", True)  # not inherited: a subclass may add parts
+        if "distance" in vars(cls):
+            cls.weighs_images = vars(cls).get("weighs_images", False)  # each distance must say so for itself
         require(
             not any("__init__" in vars(base) for base in cls.__mro__[: cls.__mro__.index(Host)]),
             f"{cls.__name__} has an __init__ of its own, where no seed decides the weights; make what it needs in "
@@ -375,7 +378,8 @@ class Host(Predictor):
         Args:
             step: What `forward` returned.
             knowledge: A knowledge base of the kind that `blank_knowledge` makes.
-            support: The columns that count; its weight is applied by the caller.
+            support: The columns that count, and the weights of the images for a class that says `weighs_images`; the
+                weight of the whole is applied by the caller.
         """
         raise FlashbackError(f"{self.settings.name} has no distance to what it knows; {DEFINE_DISTANCE}")
 

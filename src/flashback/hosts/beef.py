@@ -53,6 +53,7 @@ class Beef(ExemplarHost):
     family = "dynamic"
     has_stability = False
     has_one_backbone = False
+    weighs_images = True
     scores_unseen = False
     net: EnergyNet
 
@@ -150,7 +151,8 @@ class Beef(ExemplarHost):
     def distance(self, step: EnergyStep, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """Soft cross-entropy (FL Eq. 23) to the primary module, on the raw logits u."""
         target = knowledge(step.batch.x).logits[:, support.columns]
-        return soft_cross_entropy(step.output.logits[:, support.columns], target, self.settings.temperature)
+        student = step.output.logits[:, support.columns]
+        return soft_cross_entropy(student, target, self.settings.temperature, support.images)
 
     def response_width(self) -> int:
         return len(self.net.head.bias)

@@ -42,6 +42,7 @@ class BiC(ExemplarHost):
 
     Settings = BiCSettings
     family = "distillation"
+    weighs_images = True
     net: BiasCorrectedNet
 
     def new_net(self) -> BiasCorrectedNet:
@@ -91,7 +92,8 @@ class BiC(ExemplarHost):
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """Soft cross-entropy (FL Eq. 18 and 23), over the softmax of the supported columns."""
         teacher = knowledge(step.batch.x).logits[:, support.columns]
-        return soft_cross_entropy(step.output.logits[:, support.columns], teacher, self.settings.temperature)
+        student = step.output.logits[:, support.columns]
+        return soft_cross_entropy(student, teacher, self.settings.temperature, support.images)
 
     def stability_support(self) -> Support:
         return Support(columns=self.task.old, weight=self.old_share())

@@ -48,6 +48,7 @@ class LinearConnector(Host):
 
     Settings = ConnectorSettings
     family = "regularisation"
+    weighs_images = True
     has_parts_by_task = False
     net: Net
 
@@ -100,7 +101,8 @@ class LinearConnector(Host):
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """Mean squared difference of the features."""
-        return squared_error(step.output.features, knowledge(step.batch.x).features)
+        anchor = knowledge(step.batch.x).features
+        return squared_error(step.output.features, anchor, weights=support.images)
 
     def stability_support(self) -> Support:
         return Support(weight=self.settings.strength)

@@ -47,6 +47,7 @@ class BoostingHost(ExemplarHost):
 
     family = "dynamic"
     has_one_backbone = False
+    weighs_images = True
     scores_unseen = False
     settings: Any  # with `temperature`
     net: GrowingNet | Boosted
@@ -62,7 +63,8 @@ class BoostingHost(ExemplarHost):
         """
         assert isinstance(step.output, BoostedOutput)
         target = knowledge.logits(step.output.old, step.batch.x)[:, support.columns]
-        return soft_cross_entropy(step.output.logits[:, support.columns], target, self.settings.temperature)
+        student = step.output.logits[:, support.columns]
+        return soft_cross_entropy(student, target, self.settings.temperature, support.images)
 
     def blank_knowledge(self) -> PrimaryModule:
         return PrimaryModule(new_parts(self.net))

@@ -30,6 +30,7 @@ class BinaryDistillation(Host):
     come again, all seen classes learn from the labels, and old ones from the old model as well.
     """
 
+    weighs_images = True
     settings: Any  # with `columns`
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
@@ -49,7 +50,7 @@ class BinaryDistillation(Host):
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """Binary cross-entropy towards the sigmoid outputs of the old (or primary) model."""
         outputs = knowledge(step.batch.x).logits[:, support.columns].sigmoid()
-        return soft_binary_cross_entropy(step.output.logits[:, support.columns], outputs)
+        return soft_binary_cross_entropy(step.output.logits[:, support.columns], outputs, support.images)
 
     def stability_support(self) -> Support:
         return Support(columns=self.task.old, weight=len(self.task.before) / self.targets())

@@ -64,6 +64,7 @@ class LUCIR(ExemplarHost):
 
     Settings = LUCIRSettings
     family = "distillation"
+    weighs_images = True
     net: CosineNet
 
     def new_net(self) -> CosineNet:
@@ -101,7 +102,7 @@ class LUCIR(ExemplarHost):
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """The less-forget constraint (Section 3.3): 1 - cos between the features and the old (or primary) ones."""
-        return cosine_distance(step.output.features, knowledge(step.batch.x).features)
+        return cosine_distance(step.output.features, knowledge(step.batch.x).features, support.images)
 
     def stability_support(self) -> Support:
         """lambda = lambda_base * sqrt(old / new classes), as in the authors' code; Eq. 7 prints the inverse ratio."""

@@ -44,6 +44,7 @@ class PODNet(ExemplarHost):
 
     Settings = PODNetSettings
     family = "distillation"
+    weighs_images = True
     net: ProxyNet
 
     def new_net(self) -> ProxyNet:
@@ -94,8 +95,8 @@ class PODNet(ExemplarHost):
         anchor = knowledge(step.batch.x)
         assert isinstance(step.output, ProxyOutput)
         assert isinstance(anchor, ProxyOutput)
-        spatial = pod_spatial(step.output.maps, anchor.maps)
-        flat = cosine_distance(step.output.features, anchor.features)
+        spatial = pod_spatial(step.output.maps, anchor.maps, support.images)
+        flat = cosine_distance(step.output.features, anchor.features, support.images)
         return self.settings.spatial * spatial + self.settings.flat * flat
 
     def stability_support(self) -> Support:

@@ -32,6 +32,7 @@ class WeightAligning(ExemplarHost):
 
     Settings = WASettings
     family = "distillation"
+    weighs_images = True
     has_parts_by_task = False
 
     def can_revisit(self) -> bool:
@@ -46,7 +47,8 @@ class WeightAligning(ExemplarHost):
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
         """Soft cross-entropy (FL Eq. 18 and 23), over the softmax of the supported columns."""
         teacher = knowledge(step.batch.x).logits[:, support.columns]
-        return soft_cross_entropy(step.output.logits[:, support.columns], teacher, self.settings.temperature)
+        student = step.output.logits[:, support.columns]
+        return soft_cross_entropy(student, teacher, self.settings.temperature, support.images)
 
     def stability_support(self) -> Support:
         return Support(columns=self.task.old, weight=self.old_share())

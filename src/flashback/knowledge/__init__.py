@@ -19,6 +19,7 @@ from flashback.knowledge.kinds import (
     ModuleKnowledge,
     ReplayedTargets,
     Support,
+    answering_once,
     bytes_of,
     copy_state,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "ModuleKnowledge",
     "ReplayedTargets",
     "Support",
+    "answering_once",
     "bytes_of",
     "copy_state",
     "cosine_distance",

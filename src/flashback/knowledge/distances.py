@@ -1,4 +1,8 @@
-"""Distances between the outputs of a model and what a knowledge base holds. Means over samples and columns."""
+"""Distances between the outputs of a model and what a knowledge base holds. Means over samples and columns.
+
+`weights`, one for each image [B], multiplies the distance of an image; the mean is still over all of them. So an image
+of weight 0 counts as no distance, and every other one is pulled as without weights.
+"""
 
 from collections.abc import Sequence
 
@@ -7,30 +11,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def soft_binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def soft_binary_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Binary cross-entropy to soft targets in [0, 1]; its gradient at a logit is sigmoid(logit) - target."""
-    return F.binary_cross_entropy_with_logits(logits, targets)
+    return F.binary_cross_entropy_with_logits(logits, targets, None if weights is None else weights[:, None])
 
 
-def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+def soft_cross_entropy(
+    student: Tensor, teacher: Tensor, temperature: float = 1.0, weights: Tensor | None = None
+) -> Tensor:
     """Cross-entropy from the teacher's softened softmax to the student's (FL Eq. 18 and 23), without a factor T^2.
 
     The paper calls it a KL divergence; the two differ by the teacher's entropy, which has no gradient.
     """
     target = F.softmax(teacher / temperature, dim=1)
-    return -(target * F.log_softmax(student / temperature, dim=1)).sum(dim=1).mean()
+    return weighted_mean(-(target * F.log_softmax(student / temperature, dim=1)).sum(dim=1), weights)
 
 
-def cosine_distance(features: Tensor, anchors: Tensor) -> Tensor:
+def cosine_distance(features: Tensor, anchors: Tensor, weights: Tensor | None = None) -> Tensor:
     """1 - cos, which for unit vectors is half their squared distance (the paper's appendix on the general form)."""
-    return (1.0 - F.cosine_similarity(features, anchors, dim=1)).mean()
+    return weighted_mean(1.0 - F.cosine_similarity(features, anchors, dim=1), weights)
 
 
-def pod_spatial(maps: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
+def pod_spatial(maps: Sequence[Tensor], anchors: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
     """Mean over stages of the Euclidean distance between the unit profiles of maps (PODNet, Section 3.1)."""
     pairs = zip(maps, anchors, strict=True)
-    distances = [torch.linalg.vector_norm(profile(a) - profile(b), dim=1).mean() for a, b in pairs]
-    return torch.stack(distances).mean()
+    distances = [torch.linalg.vector_norm(profile(a) - profile(b), dim=1) for a, b in pairs]
+    return torch.stack([weighted_mean(stage, weights) for stage in distances]).mean()
 
 
 def profile(maps: Tensor) -> Tensor:
@@ -39,19 +45,29 @@ def profile(maps: Tensor) -> Tensor:
     return F.normalize(torch.cat([energy.sum(dim=3).flatten(1), energy.sum(dim=2).flatten(1)], dim=1))
 
 
-def squared_error(responses: Tensor, targets: Tensor, counted: Tensor | None = None) -> Tensor:
+def squared_error(
+    responses: Tensor, targets: Tensor, counted: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
     """Mean squared error (FL Eq. 16 and 21 up to a factor).
 
     Args:
         responses: The model's outputs, [B, width].
         targets: What they are compared with, [B, width].
         counted: Marks the samples that have a target, [B]; None: all of them.
+        weights: The weight of each sample, [B]; None: 1.
 
     Returns:
         The mean over columns and counted samples; zero if none counts.
     """
     per_sample = (responses - targets).square().mean(dim=1)
-    return per_sample.mean() if counted is None else masked_mean(per_sample, counted)
+    if counted is None:
+        return weighted_mean(per_sample, weights)
+    return masked_mean(per_sample if weights is None else per_sample * weights, counted)
+
+
+def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean of the weighted values over all of them, whatever the sum of the weights is; None: each weighs 1."""
+    return values.mean() if weights is None else (values * weights).mean()
 
 
 def masked_mean(values: Tensor, counted: Tensor) -> Tensor:

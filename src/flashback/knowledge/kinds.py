@@ -1,6 +1,7 @@
 """The kinds of knowledge: without gradients, in evaluation mode, and aware of their size."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -34,10 +35,15 @@ class ModelKnowledge(Knowledge):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = Frozen(model)
+        self.answers: dict[int, tuple[Tensor, Output]] | None = None  # inside `answering_once`
 
     def forward(self, x: Tensor) -> Output:
-        output: Output = self.model(x)
-        return output
+        if self.answers is None:
+            output: Output = self.model(x)
+            return output
+        if id(x) not in self.answers:
+            self.answers[id(x)] = x, self.model(x)  # x stays alive, so that its id stays its own
+        return self.answers[id(x)][1]
 
     def fill(self, model: nn.Module) -> None:
         """Copy the state of a model of the same structure."""
@@ -121,6 +127,19 @@ class ReplayedTargets(Knowledge):
         return squared_error(responses[:, columns], self.targets[rows][:, columns], counted)
 
 
+@contextmanager
+def answering_once(*bases: Knowledge | None) -> Iterator[None]:
+    """Inside, these models run once for a tensor of images, however often they are called with it."""
+    models = [base for base in bases if isinstance(base, ModelKnowledge)]
+    for model in models:
+        model.answers = {}
+    try:
+        yield
+    finally:
+        for model in models:
+            model.answers = None
+
+
 def bytes_of(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
 
@@ -143,8 +162,11 @@ class Support:
         columns: The columns of the outputs that the distance looks at; all of them by default.
         samples: "all" samples of the batch, or only those from the "memory".
         weight: The factor of the distance in the loss.
+        images: The weight of each image of the batch, [B], by which a distance multiplies before it takes the mean over
+            all images; None: 1 for all. Only a host that says `weighs_images` is asked for it.
     """
 
     columns: slice = field(default_factory=lambda: slice(None))
     samples: Literal["all", "memory"] = "all"
     weight: float = 1.0
+    images: Tensor | None = None

@@ -1,0 +1,126 @@
+"""Forms of flashback: what the plasticity loss compares, and on which images each teacher acts."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from flashback.batches import NOT_STORED
+from flashback.config import FlashbackConfig
+from flashback.errors import require
+from flashback.hosts.base import DEFINE_DISTANCE, Host
+from flashback.knowledge import Knowledge, ModelKnowledge, Support
+
+DIVIDED = "flashback.images=divided", "use flashback.images=new"
+PHASE_1_WEIGHT = "flashback.phase1_stability", "leave it at 1"
+
+
+class Form:
+    """The losses towards plastic knowledge of one host, as the settings of flashback choose them.
+
+    Args:
+        host: The host.
+        settings: Settings of flashback.
+
+    Raises:
+        FlashbackError: The host cannot have this form.
+    """
+
+    def __init__(self, host: Host, settings: FlashbackConfig) -> None:
+        self.host, self.settings, self.name = host, settings, host.settings.name
+        self.check()
+
+    # ------------------------------------------------------------ knowledge
+
+    def support(self) -> Support:
+        """Return where the plasticity distance acts: as the host declares, on all seen columns, or on the memory."""
+        support = self.host.plasticity_support()
+        if self.settings.support == "host":
+            return support
+        samples = "memory" if self.settings.support == "memory" else support.samples
+        columns = support.columns if support.columns == slice(None) else self.host.task.seen  # never fewer
+        return replace(support, columns=columns, samples=samples)
+
+    def blank(self) -> Knowledge:
+        """Make blank plastic knowledge."""
+        knowledge = self.host.blank_for(self.support())
+        require(self.settings.teacher == "primary" or isinstance(knowledge, ModelKnowledge), self.no_copy())
+        return knowledge
+
+    # ------------------------------------------------------------ losses
+
+    def plasticity(self, step: Any, plastic: Knowledge) -> Tensor:
+        """Compute Lp, without alpha_p."""
+        support = replace(self.support(), images=self.weights(step))
+        return self.host.weighted_distance(step, plastic, support)
+
+    def stability_on_exemplars(self, step: Any) -> Tensor:
+        """Compute Ls on the stored images alone, for `flashback.images=divided`."""
+        exemplars = (step.batch.slots != NOT_STORED).float()
+        support = replace(self.host.stability_support(), images=exemplars)
+        return self.host.weighted_distance(step, self.host.stable, support)
+
+    def weights(self, step: Any) -> Tensor | None:
+        """Return the weight that each image of the batch has in Lp; None: 1 for all."""
+        return None if self.settings.images == "all" else (step.batch.slots == NOT_STORED).float()
+
+    # ------------------------------------------------------------ checks
+
+    def check(self) -> None:
+        """Refuse what this host cannot have, before any training."""
+        settings, host = self.settings, self.host
+        require(self.has_distance or host.memory is not None, self.no_distance())
+        require(
+            settings.support != "memory" or host.memory is not None,
+            f"flashback.support=memory needs a host with a memory; {self.name} has none, use host or all",
+        )
+        copied = type(host).blank_knowledge is Host.blank_knowledge and type(host).fill_knowledge is Host.fill_knowledge
+        require(settings.teacher == "primary" or (copied and not self.on_memory), self.no_copy())
+        require(host.has_stability or settings.phase1_stability == 1, self.no_stability(PHASE_1_WEIGHT))
+        if settings.images != "all":
+            self.check_images()
+
+    def check_images(self) -> None:
+        setting = f"flashback.images={self.settings.images}"
+        require(
+            self.host.memory is not None,
+            f"{setting} needs a host that trains on new and stored images; {self.name} has no memory, leave it out",
+        )
+        where = "with flashback.support=memory" if self.settings.support == "memory" else f"in {self.name}"
+        require(not self.on_memory, f"{setting} has nothing to choose: {where} plasticity acts on stored images alone")
+        require(
+            self.host.weighs_images,
+            f"{setting} needs a distance that weighs images, and that of {self.name} does not; leave it out, "
+            "or see weighs_images in docs/your-own-host.md",
+        )
+        require(self.host.has_stability or self.settings.images != "divided", self.no_stability(DIVIDED))
+
+    def check_task(self) -> None:
+        """Refuse a host without a distance whose plasticity does not act on the memory."""
+        require(self.has_distance or self.support().samples == "memory", self.no_distance())
+
+    @property
+    def has_distance(self) -> bool:
+        """Whether the host defines a distance; a support on the memory alone does without."""
+        return type(self.host).distance is not Host.distance
+
+    @property
+    def on_memory(self) -> bool:
+        """Whether plastic knowledge is targets for the images of the memory."""
+        return self.host.replays_targets or self.settings.support == "memory"
+
+    def no_distance(self) -> str:
+        return f"flashback needs a distance, and {self.name} has none; {DEFINE_DISTANCE}"
+
+    def no_stability(self, case: tuple[str, str]) -> str:
+        setting, advice = case
+        return f"{setting} weighs the loss term 'stability', and {self.name} has none of this name; {advice}"
+
+    def no_copy(self) -> str:
+        kept = f"{self.name} keeps other plastic knowledge"
+        if self.settings.support == "memory":
+            kept = "with flashback.support=memory it is targets for the memory"
+        return (
+            "flashback.teacher=running needs plastic knowledge that is a copy of the whole network, and "
+            f"{kept}; use flashback.teacher=primary"
+        )

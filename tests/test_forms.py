@@ -1,0 +1,148 @@
+"""Forms of flashback: what the plasticity loss compares, and on which images each teacher acts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashback import Flashback, FlashbackError, train
+from flashback.hosts import HOSTS, Stage
+from flashback.knowledge import ModelKnowledge, Support, answering_once, squared_error
+from helpers import forgetting, quick_flashback, quick_host, small_settings
+from test_plugin import batch_of, in_phase_2
+
+WEIGHING = [name for name in HOSTS if HOSTS[name].weighs_images and HOSTS[name].__module__.startswith("flashback.")]
+
+
+def terms_of(method: Flashback, phase_2: Stage) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
+    """A step of phase 2 on new images and exemplars, its loss terms, and those of the host alone."""
+    phase_2.before_epoch(0)
+    step = phase_2.forward(batch_of(method.host, phase_2))
+    return step, dict(phase_2.losses(step)), dict(method.host.stages()[0].losses(step))
+
+
+def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """The binary cross-entropy of each image, a mean over columns, in float64."""
+    p, q = targets.double().sigmoid(), logits.double().sigmoid()
+    return -(p * q.log() + (1 - p) * (1 - q).log()).mean(dim=1)
+
+
+# ---------------------------------------------------------------- images: all, new, divided
+
+
+@pytest.mark.parametrize("images", ["all", "new", "divided"])
+def test_which_images_each_teacher_has(images: str) -> None:
+    """A mean over the whole batch, so that an image is pulled as hard as without the setting, or not at all."""
+    method, phase_2 = in_phase_2("icarl", flashback__alpha=0.25, flashback__images=images)
+    step, terms, own = terms_of(method, phase_2)
+    new = step.batch.slots < 0
+    assert 0 < int(new.sum()) < len(new)
+    assert torch.equal(step.batch.y >= 2, new)
+    assert isinstance(method.plastic, ModelKnowledge)
+    assert isinstance(method.host.stable, ModelKnowledge)
+    plastic, stable = (knowledge(step.batch.x).logits for knowledge in (method.plastic, method.host.stable))
+    lp = cross_entropies(step.output.logits[:, 2:5], plastic[:, 2:5])
+    ls = cross_entropies(step.output.logits[:, :2], stable[:, :2])
+    counted = lp if images == "all" else lp * new
+    torch.testing.assert_close(terms["plasticity"].double(), 0.25 * counted.sum() / len(new), rtol=1e-5, atol=1e-7)
+    held = ls * ~new if images == "divided" else ls
+    torch.testing.assert_close(terms["stability"].double(), 2 / 5 * held.sum() / len(new), rtol=1e-5, atol=1e-7)
+    assert torch.equal(terms["stability"], own["stability"]) == (images != "divided")
+    assert torch.equal(terms["task"], own["task"])
+
+
+def test_without_a_plastic_teacher_the_stable_one_has_all_images() -> None:
+    method, phase_2 = in_phase_2("icarl", flashback__alpha=0.0, flashback__images="divided")
+    _, terms, own = terms_of(method, phase_2)
+    assert torch.equal(terms["stability"], own["stability"])
+
+
+@pytest.mark.parametrize("name", WEIGHING)
+def test_hosts_that_weigh_images_do(name: str) -> None:
+    """The mean over all images of weight times distance, against each image in a batch of its own."""
+    method, phase_2 = in_phase_2(name)
+    host, batch = method.host.eval(), batch_of(method.host, phase_2)
+    weights = torch.linspace(0, 1, len(batch))
+    support = method.support()
+    with torch.no_grad():
+        whole = host.distance(phase_2.forward(batch), method.plastic, replace(support, images=weights))
+        alone = []
+        for k in range(len(batch)):
+            one = replace(batch, **{field: getattr(batch, field)[k : k + 1] for field in ("x", "y", "raw", "slots")})
+            alone.append(host.distance(phase_2.forward(one), method.plastic, support))
+    assert len(batch) > 5
+    assert float(torch.stack(alone).std()) > 0
+    torch.testing.assert_close(whole, (weights * torch.stack(alone)).mean(), rtol=1e-4, atol=1e-6)
+
+
+def test_every_model_runs_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, phase_2 = in_phase_2("icarl", flashback__images="divided")
+    calls = []
+    for knowledge in (method.host.stable, method.plastic):
+        assert isinstance(knowledge, ModelKnowledge)
+        knowledge.model.register_forward_hook(lambda module, *_: calls.append(id(module)))
+    terms_of_step = phase_2.losses(phase_2.forward(batch_of(method.host, phase_2)))
+    assert len(calls) == len(set(calls)) == 2
+    assert terms_of_step.keys() == {"task", "stability", "plasticity"}
+
+
+def test_answers_are_kept_for_one_step_and_one_tensor() -> None:
+    method, phase_2 = in_phase_2("icarl")
+    knowledge, x = method.plastic, batch_of(method.host, phase_2).x
+    assert isinstance(knowledge, ModelKnowledge)
+    with answering_once(knowledge, None):
+        first = knowledge(x)
+        assert knowledge(x) is first
+        assert torch.equal(knowledge(x[:2]).logits, knowledge(x[:2].clone()).logits)
+    assert knowledge(x) is not first
+    assert torch.equal(knowledge(x).logits, first.logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("lwf-mc", {"images": "new"}, "flashback.images=new needs a host that trains on new and stored images; lwf-mc"),
+        ("oewc", {"images": "new"}, "flashback.images=new needs a host that trains on new and stored images; oewc"),
+        ("der++", {"images": "new"}, r"in der\+\+ plasticity acts on stored images alone"),
+        ("replay", {"images": "divided"}, "in replay plasticity acts on stored images alone"),
+        ("icarl", {"images": "new", "support": "memory"}, "with flashback.support=memory plasticity acts on stored"),
+        ("beef", {"images": "divided"}, "images=divided weighs the loss term 'stability', and beef has none .*=new$"),
+    ],
+)
+def test_forms_are_refused_before_any_training(name: str, changes: dict[str, Any], sentence: str) -> None:
+    host = quick_host(name, **small_settings(name))
+    Flashback(host)
+    with pytest.raises(FlashbackError, match=sentence):
+        Flashback(host, **changes)
+
+
+def test_a_distance_is_not_trusted_to_weigh_images_unless_its_class_says_so() -> None:
+    class OtherDistance(HOSTS["icarl"]):  # type: ignore[misc]
+        def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
+            return squared_error(step.output.logits, knowledge(step.batch.x).logits)
+
+    class SameDistance(HOSTS["icarl"]):  # type: ignore[misc]
+        pass
+
+    with forgetting(HOSTS):
+        HOSTS.register("other")(OtherDistance)
+        HOSTS.register("same")(SameDistance)
+        Flashback(quick_host("same", **small_settings("same")), images="new")
+        with pytest.raises(FlashbackError, match="a distance that weighs images, and that of other does not"):
+            Flashback(quick_host("other", **small_settings("other")), images="new")
+
+
+def test_images_cannot_be_divided_where_no_loss_has_the_name() -> None:
+    class Unnamed(HOSTS["icarl"]):  # type: ignore[misc]
+        def losses(self, step: Any) -> Any:
+            return {name.replace("stability", "held"): term for name, term in super().losses(step).items()}
+
+    with forgetting(HOSTS):
+        HOSTS.register("unnamed")(Unnamed)
+        method = quick_flashback("unnamed", **small_settings("unnamed"), flashback__images="divided")
+        with pytest.raises(FlashbackError, match="'stability', and unnamed has none of this name; use"):
+            train(method)
