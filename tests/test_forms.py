@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashback import Flashback, FlashbackError, train
 from flashback.hosts import HOSTS, Stage
-from flashback.knowledge import ModelKnowledge, Support, answering_once, squared_error
+from flashback.knowledge import ModelKnowledge, ReplayedTargets, Support, answering_once, squared_error
 from helpers import forgetting, quick_flashback, quick_host, small_settings
 from test_plugin import batch_of, in_phase_2
 
@@ -79,8 +79,83 @@ def test_hosts_that_weigh_images_do(name: str) -> None:
     torch.testing.assert_close(whole, (weights * torch.stack(alone)).mean(), rtol=1e-4, atol=1e-6)
 
 
-def test_every_model_runs_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, phase_2 = in_phase_2("icarl", flashback__images="divided")
+# ---------------------------------------------------------------- where: all, correct, better
+
+
+def expert(where: str, plastic: Tensor, stable: Tensor, labels: Tensor) -> Tensor:
+    """Where the plastic knowledge counts, image by image."""
+    if where == "correct":
+        return torch.tensor([int(row.argmax()) == int(label) for row, label in zip(plastic, labels, strict=True)])
+    shares = [knowledge.double().softmax(dim=1) for knowledge in (plastic, stable)]
+    return torch.tensor([bool(p[label] > s[label]) for p, s, label in zip(*shares, labels, strict=True)])
+
+
+@torch.no_grad()
+def blur(plastic: ModelKnowledge) -> None:
+    """Make the primary model right on some images and wrong on others."""
+    for parameter in plastic.parameters():
+        parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+
+
+@pytest.mark.parametrize("images", ["all", "new"])
+@pytest.mark.parametrize("where", ["correct", "better"])
+def test_plasticity_acts_where_the_primary_model_is_expert(where: str, images: str) -> None:
+    method, phase_2 = in_phase_2("icarl", flashback__where=where, flashback__images=images, flashback__alpha=0.25)
+    assert isinstance(method.plastic, ModelKnowledge)
+    assert isinstance(method.host.stable, ModelKnowledge)
+    blur(method.plastic)
+    step, terms, own = terms_of(method, phase_2)
+    plastic, stable = (knowledge(step.batch.x).logits for knowledge in (method.plastic, method.host.stable))
+    counted = expert(where, plastic[:, :5], stable[:, :5], step.batch.y)
+    assert 0 < int(counted.sum()) < len(counted)
+    counted = counted & (step.batch.slots < 0) if images == "new" else counted
+    lp = cross_entropies(step.output.logits[:, 2:5], plastic[:, 2:5]) * counted
+    torch.testing.assert_close(terms["plasticity"].double(), 0.25 * lp.sum() / len(lp), rtol=1e-5, atol=1e-7)
+    assert torch.equal(terms["stability"], own["stability"])
+
+
+@pytest.mark.parametrize("where", ["correct", "better"])
+@pytest.mark.parametrize(("name", "support"), [("der++", "host"), ("icarl", "memory")])
+def test_targets_pull_where_the_primary_model_was_expert(name: str, support: str, where: str) -> None:
+    method, phase_2 = in_phase_2(name, flashback__where=where, flashback__support=support)
+    host, plastic = method.host, method.plastic
+    assert isinstance(plastic, ReplayedTargets)
+    assert host.memory is not None
+    filled = host.memory.filled
+    with torch.no_grad():  # some right, some wrong: the logits of another network
+        for parameter in host.net.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    method.form.fill(plastic)
+    if name == "icarl":
+        assert isinstance(host.stable, ModelKnowledge)
+        stable = host.stable(host.views.plain(host.memory.images[:filled])).logits
+    else:
+        stable = host.memory["targets"][:filled]
+    seen = slice(0, 5)
+    counted = expert(where, plastic.targets[:filled, seen], stable[:, seen], host.memory.labels[:filled])
+    assert 0 < int(counted.sum()) < filled
+    assert torch.equal(plastic.stamps[:filled] > 0, counted)
+    assert torch.equal(plastic.stamps.abs()[:filled], host.memory.stamps[:filled])
+    step = phase_2.forward(batch_of(host, phase_2))
+    output, slots = host.replayed(step)
+    stored = slots >= 0
+    columns = method.support().columns
+    errors = (output.logits[stored][:, columns] - plastic.targets[slots[stored]][:, columns]).square().mean(dim=1)
+    expected = (errors * counted[slots[stored]]).sum() / int(stored.sum())
+    torch.testing.assert_close(method.form.plasticity(step, plastic), expected)
+
+
+def test_hosts_whose_targets_are_features_have_no_logits_to_judge() -> None:
+    settings = {**small_settings("der"), "host__targets": "embeddings"}
+    with pytest.raises(FlashbackError, match="that of der for its memory is features"):
+        Flashback(quick_host("der", **settings), where="correct")
+
+
+# ---------------------------------------------------------------- knowledge that is asked more than once
+
+
+def test_every_model_runs_once_in_a_step() -> None:
+    method, phase_2 = in_phase_2("icarl", flashback__images="divided", flashback__where="better")
     calls = []
     for knowledge in (method.host.stable, method.plastic):
         assert isinstance(knowledge, ModelKnowledge)
@@ -111,6 +186,10 @@ def test_answers_are_kept_for_one_step_and_one_tensor() -> None:
         ("replay", {"images": "divided"}, "in replay plasticity acts on stored images alone"),
         ("icarl", {"images": "new", "support": "memory"}, "with flashback.support=memory plasticity acts on stored"),
         ("beef", {"images": "divided"}, "images=divided weighs the loss term 'stability', and beef has none .*=new$"),
+        ("oewc", {"where": "correct"}, "a logit for each class, and that of oewc does not"),
+        ("foster", {"where": "correct"}, "a logit for each class, and that of foster does not"),
+        ("lucir", {"where": "correct", "support": "memory"}, "that of lucir for its memory is features"),
+        ("replay", {"where": "better"}, "answers of the stable model, and replay keeps none; use flashback.where=corr"),
     ],
 )
 def test_forms_are_refused_before_any_training(name: str, changes: dict[str, Any], sentence: str) -> None:

@@ -134,6 +134,9 @@ class FlashbackConfig(Section):
     support: Literal["host", "all", "memory"] = "host"  # the samples of the plasticity distance
     # The images of a batch on which plasticity acts: all, or new ones; divided: and stability on the stored ones alone.
     images: Literal["all", "new", "divided"] = "all"
+    # The images on which the plastic knowledge counts: all; those whose class the primary model names; those to whose
+    # class it gives a higher probability than the stable model.
+    where: Literal["all", "correct", "better"] = "all"
     phase1_stability: NotNegative = 1.0  # weight of the stability loss in phase 1 (Eq. 14: 1; prose of the paper: 0)
     phase1_schedule: Literal["none", "host"] = "none"
     start: Share = 0.0  # phase 2 starts from: 0 the stable state (the paper), 1 the primary weights, or between

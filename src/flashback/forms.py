@@ -3,13 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashback.batches import NOT_STORED
 from flashback.config import FlashbackConfig
 from flashback.errors import require
 from flashback.hosts.base import DEFINE_DISTANCE, Host
-from flashback.knowledge import Knowledge, ModelKnowledge, Support
+from flashback.hosts.replay import StoredTargets
+from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
+from flashback.nets import Output
 
 DIVIDED = "flashback.images=divided", "use flashback.images=new"
 PHASE_1_WEIGHT = "flashback.phase1_stability", "leave it at 1"
@@ -47,11 +50,29 @@ class Form:
         require(self.settings.teacher == "primary" or isinstance(knowledge, ModelKnowledge), self.no_copy())
         return knowledge
 
+    def fill(self, plastic: Knowledge) -> None:
+        """Fill it from the primary model."""
+        self.host.extract(plastic)
+        if self.settings.where != "all" and isinstance(plastic, ReplayedTargets):
+            self.mark_targets(plastic)
+
+    def mark_targets(self, plastic: ReplayedTargets) -> None:
+        """Let the targets of the memory pull where the setting `where` says."""
+        host, memory = self.host, self.host.memory
+        assert memory is not None
+        stored, labels = memory.images[: memory.filled], memory.labels[: memory.filled]
+        stable = None
+        if self.settings.where == "better" and isinstance(host.stable, ModelKnowledge):
+            stable = host.embed(stored, host.response, host.stable)
+        elif self.settings.where == "better":
+            stable = memory["targets"][: memory.filled]
+        plastic.pull_where(self.is_expert(plastic.targets[: memory.filled], stable, labels))
+
     # ------------------------------------------------------------ losses
 
     def plasticity(self, step: Any, plastic: Knowledge) -> Tensor:
         """Compute Lp, without alpha_p."""
-        support = replace(self.support(), images=self.weights(step))
+        support = replace(self.support(), images=self.weights(step, plastic))
         return self.host.weighted_distance(step, plastic, support)
 
     def stability_on_exemplars(self, step: Any) -> Tensor:
@@ -60,9 +81,23 @@ class Form:
         support = replace(self.host.stability_support(), images=exemplars)
         return self.host.weighted_distance(step, self.host.stable, support)
 
-    def weights(self, step: Any) -> Tensor | None:
-        """Return the weight that each image of the batch has in Lp; None: 1 for all."""
-        return None if self.settings.images == "all" else (step.batch.slots == NOT_STORED).float()
+    def weights(self, step: Any, plastic: Any) -> Tensor | None:
+        """Return the weight that each image of the batch has in Lp, 0 or 1; None: 1 for all."""
+        batch, chosen = step.batch, []
+        if self.settings.images != "all":
+            chosen.append(batch.slots == NOT_STORED)
+        if self.settings.where != "all" and isinstance(plastic, ModelKnowledge):
+            stable: Any = self.host.stable
+            known = stable(batch.x).logits if self.settings.where == "better" else None
+            chosen.append(self.is_expert(plastic(batch.x).logits, known, batch.y))
+        return torch.stack(chosen).all(dim=0).float() if chosen else None
+
+    def is_expert(self, plastic: Tensor, stable: Tensor | None, labels: Tensor) -> Tensor:
+        """Mark the images on which plastic logits count: see the setting `where`; all over the classes seen."""
+        seen = self.host.task.seen
+        if stable is None:
+            return plastic[:, seen].argmax(dim=1) == labels
+        return true_log_share(plastic[:, seen], labels) > true_log_share(stable[:, seen], labels)
 
     # ------------------------------------------------------------ checks
 
@@ -74,11 +109,12 @@ class Form:
             settings.support != "memory" or host.memory is not None,
             f"flashback.support=memory needs a host with a memory; {self.name} has none, use host or all",
         )
-        copied = type(host).blank_knowledge is Host.blank_knowledge and type(host).fill_knowledge is Host.fill_knowledge
-        require(settings.teacher == "primary" or (copied and not self.on_memory), self.no_copy())
+        require(settings.teacher == "primary" or self.copies, self.no_copy())
         require(host.has_stability or settings.phase1_stability == 1, self.no_stability(PHASE_1_WEIGHT))
         if settings.images != "all":
             self.check_images()
+        if settings.where != "all":
+            self.check_where()
 
     def check_images(self) -> None:
         setting = f"flashback.images={self.settings.images}"
@@ -88,12 +124,28 @@ class Form:
         )
         where = "with flashback.support=memory" if self.settings.support == "memory" else f"in {self.name}"
         require(not self.on_memory, f"{setting} has nothing to choose: {where} plasticity acts on stored images alone")
-        require(
-            self.host.weighs_images,
-            f"{setting} needs a distance that weighs images, and that of {self.name} does not; leave it out, "
-            "or see weighs_images in docs/your-own-host.md",
-        )
+        require(self.host.weighs_images, self.no_weights(setting))
         require(self.host.has_stability or self.settings.images != "divided", self.no_stability(DIVIDED))
+
+    def check_where(self) -> None:
+        setting, host = f"flashback.where={self.settings.where}", self.host
+        needed = f"{setting} needs plastic knowledge that gives each image a logit for each class, and"
+        if self.on_memory:
+            require(
+                self.responds_with_logits(), f"{needed} that of {self.name} for its memory is features; leave it out"
+            )
+        else:
+            require(self.copies, f"{needed} that of {self.name} does not; leave it out")
+            require(host.weighs_images, self.no_weights(setting))
+        require(
+            self.settings.where != "better" or self.copies_network or isinstance(host.stable, StoredTargets),
+            f"{setting} compares with the answers of the stable model, and {self.name} keeps none; use "
+            "flashback.where=correct",
+        )
+
+    def responds_with_logits(self) -> bool:
+        output = Output(torch.ones(1, 1), torch.ones(1, 1))
+        return self.host.response(output) is output.logits
 
     def check_task(self) -> None:
         """Refuse a host without a distance whose plasticity does not act on the memory."""
@@ -108,6 +160,24 @@ class Form:
     def on_memory(self) -> bool:
         """Whether plastic knowledge is targets for the images of the memory."""
         return self.host.replays_targets or self.settings.support == "memory"
+
+    @property
+    def copies_network(self) -> bool:
+        """Whether the host's own knowledge is a copy of its network."""
+        host = type(self.host)
+        defaults = host.blank_knowledge is Host.blank_knowledge and host.fill_knowledge is Host.fill_knowledge
+        return defaults and not self.host.replays_targets
+
+    @property
+    def copies(self) -> bool:
+        """Whether plastic knowledge is a copy of the network."""
+        return self.copies_network and not self.on_memory
+
+    def no_weights(self, setting: str) -> str:
+        return (
+            f"{setting} needs a distance that weighs images, and that of {self.name} does not; leave it out, or see "
+            "weighs_images in docs/your-own-host.md"
+        )
 
     def no_distance(self) -> str:
         return f"flashback needs a distance, and {self.name} has none; {DEFINE_DISTANCE}"
@@ -124,3 +194,8 @@ class Form:
             "flashback.teacher=running needs plastic knowledge that is a copy of the whole network, and "
             f"{kept}; use flashback.teacher=primary"
         )
+
+
+def true_log_share(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the logarithm of the probability that each row gives its label."""
+    return logits.log_softmax(dim=1).gather(1, labels[:, None]).squeeze(1)

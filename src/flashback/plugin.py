@@ -166,7 +166,7 @@ class Flashback:
         # phase 2 will reuse its insertion stamps; so the memory is restored first.
         self.restore("memory.")
         if self.plastic is not None:
-            self.host.extract(self.plastic)
+            self.form.fill(self.plastic)
             self.plastic.requires_grad_(False)
         # The paper starts phase 2 from the stable state; `flashback.start` moves it towards the primary weights.
         start, weights = self.settings.start, dict(self.host.named_parameters())

@@ -22,10 +22,12 @@ TRAINED = [name for name in HOSTS if HOSTS[name].family != "frozen"]  # the othe
 KNOWING = [name for name in HOSTS if HOSTS[name].has_knowledge]
 REPRESENTATIVES = ("icarl", "der++", "ewc", "foster")  # one of each family
 Method = Host | Flashback
-# Forms of flashback, each with a host that can have it; the first of each setting is tested with every commit.
+# Forms of flashback, each with a host that can have it; the first ones are tested with every commit.
 FORMS: list[tuple[str, dict[str, Any]]] = [
-    ("icarl", {"flashback__images": "divided"}),
+    ("icarl", {"flashback__images": "divided", "flashback__where": "better"}),
     ("foster", {"flashback__images": "new"}),
+    ("lwf-mc", {"flashback__where": "correct"}),
+    ("der++", {"flashback__where": "better"}),
 ]
 FAST_FORMS = FORMS[:1]
 

@@ -30,6 +30,9 @@ HELD = {"mas": {"host__strength": 0.01}}  # its own 1.0 diverges at the rate of 
 FORMS: list[tuple[str, dict[str, Any]]] = [
     ("icarl", {"flashback__images": "divided"}),
     ("foster", {"flashback__images": "new"}),
+    ("lucir", {"flashback__images": "new", "flashback__where": "better"}),
+    ("lwf-mc", {"flashback__where": "correct", "flashback__teacher": "running", "flashback__decay": 0.9}),
+    ("der++", {"flashback__where": "better"}),
 ]
 FAMILIES = ("icarl", "icarl-aanets", "lwf-mc", "oewc", "der++", "xder", "foster", "beef")
 

@@ -89,6 +89,7 @@ class ReplayedTargets(Knowledge):
     """The outputs of one model, logits or embeddings, for all images of a memory at one moment (FL Eq. 10).
 
     A slot that is overwritten later holds another image: its insertion stamp differs, and its target counts no more.
+    A negative stamp marks a target that does not pull: its distance counts as 0.
 
     Args:
         memory: The memory that the targets belong to.
@@ -110,6 +111,16 @@ class ReplayedTargets(Knowledge):
         if memory.filled:
             self.targets[: memory.filled] = respond(memory.images[: memory.filled])
 
+    @torch.no_grad()
+    def pull_where(self, chosen: Tensor) -> None:
+        """Let the targets of the chosen slots pull and no others.
+
+        Args:
+            chosen: Marks slots, from the first one on, as many as were filled.
+        """
+        filled = self.stamps[: len(chosen)]
+        filled.copy_(torch.where(chosen, filled.abs(), -filled.abs()))
+
     def distance(self, responses: Tensor, slots: Tensor, memory: Memory, columns: slice = slice(None)) -> Tensor:
         """Compute the mean squared error between responses and targets (FL Eq. 21).
 
@@ -123,8 +134,9 @@ class ReplayedTargets(Knowledge):
             The mean over the columns, and over the images that have a target.
         """
         rows = slots.clamp(min=0)
-        counted = (slots >= 0) & (self.stamps[rows] == memory.stamps[rows]) & (self.stamps[rows] > 0)
-        return squared_error(responses[:, columns], self.targets[rows][:, columns], counted)
+        stamps = self.stamps[rows]
+        counted = (slots >= 0) & (stamps.abs() == memory.stamps[rows]) & (stamps != 0)
+        return squared_error(responses[:, columns], self.targets[rows][:, columns], counted, weights=stamps > 0)
 
 
 @contextmanager
