@@ -132,7 +132,8 @@ def test_targets_pull_where_the_primary_model_was_expert(name: str, support: str
     else:
         stable = host.memory["targets"][:filled]
     seen = slice(0, 5)
-    counted = expert(where, plastic.targets[:filled, seen], stable[:, seen], host.memory.labels[:filled])
+    primary = host.embed(host.memory.images[:filled], lambda output: output.logits)
+    counted = expert(where, primary[:, seen], stable[:, seen], host.memory.labels[:filled])
     assert 0 < int(counted.sum()) < filled
     assert torch.equal(plastic.stamps[:filled] > 0, counted)
     assert torch.equal(plastic.stamps.abs()[:filled], host.memory.stamps[:filled])
@@ -145,10 +146,72 @@ def test_targets_pull_where_the_primary_model_was_expert(name: str, support: str
     torch.testing.assert_close(method.form.plasticity(step, plastic), expected)
 
 
-def test_hosts_whose_targets_are_features_have_no_logits_to_judge() -> None:
-    settings = {**small_settings("der"), "host__targets": "embeddings"}
-    with pytest.raises(FlashbackError, match="that of der for its memory is features"):
-        Flashback(quick_host("der", **settings), where="correct")
+def test_stored_features_have_no_logits_to_compare_with() -> None:
+    host = quick_host("der", **small_settings("der"), host__targets="embeddings")
+    Flashback(host, where="correct")
+    with pytest.raises(FlashbackError, match="compares with the logits of the stable model, and der keeps none"):
+        Flashback(host, where="better")
+
+
+# ---------------------------------------------------------------- distance: host, features
+
+
+def one_minus_cos(features: Tensor, anchors: Tensor) -> Tensor:
+    return torch.stack([1 - a @ b / (a.norm() * b.norm()) for a, b in zip(features, anchors, strict=True)])
+
+
+@pytest.mark.parametrize(("name", "images"), [("icarl", "all"), ("icarl", "new"), ("lwf-mc", "all"), ("oewc", "all")])
+def test_features_are_held_near_those_of_the_primary_model(name: str, images: str) -> None:
+    settings = {"flashback__distance": "features", "flashback__images": images, "flashback__alpha": 0.25}
+    method, phase_2 = in_phase_2(name, **settings)
+    step, terms, own = terms_of(method, phase_2)
+    assert isinstance(method.plastic, ModelKnowledge)
+    blur(method.plastic)
+    _, terms, own = terms_of(method, phase_2)
+    distances = one_minus_cos(step.output.features, method.plastic(step.batch.x).features)
+    assert float(distances.detach().min()) > 1e-6
+    counted = distances * (step.batch.slots < 0) if images == "new" else distances
+    torch.testing.assert_close(terms.pop("plasticity"), 0.25 * counted.mean(), rtol=1e-4, atol=1e-7)
+    assert terms.keys() == own.keys()
+    assert all(torch.equal(terms[key], own[key]) for key in own)
+
+
+@pytest.mark.parametrize(("name", "support"), [("der++", "host"), ("replay", "host"), ("icarl", "memory")])
+def test_features_of_stored_images_are_held_near_those_of_the_primary_model(name: str, support: str) -> None:
+    method, phase_2 = in_phase_2(name, flashback__distance="features", flashback__support=support)
+    host, plastic = method.host, method.plastic
+    assert isinstance(plastic, ReplayedTargets)
+    assert host.memory is not None
+    with torch.no_grad():  # another primary model
+        for parameter in host.net.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    method.form.fill(plastic)
+    primary = host.embed(host.memory.images[: host.memory.filled], lambda output: output.features)
+    host.load_state_dict({**host.state_dict(), **{k: t / 2 for k, t in host.net.state_dict(prefix="net.").items()}})
+    step = phase_2.forward(batch_of(host, phase_2))
+    output, slots = host.replayed(step)
+    stored = slots >= 0
+    expected = one_minus_cos(output.features[stored], primary[slots[stored]]).mean()
+    assert float(expected.detach()) > 1e-6
+    torch.testing.assert_close(method.form.plasticity(step, plastic), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_hosts_that_cannot_be_anchored_in_features() -> None:
+    refused = set()
+    for name in HOSTS:
+        if HOSTS[name].has_knowledge and HOSTS[name].__module__.startswith("flashback."):
+            try:
+                Flashback(quick_host(name, **small_settings(name)), distance="features")
+            except FlashbackError:
+                refused.add(name)
+    assert refused == {"afec", "caf", "pnc", "foster", "beef", "beef-compress", "der-expansion"}
+
+
+def test_features_let_a_host_with_other_knowledge_have_a_running_teacher() -> None:
+    host = quick_host("oewc")
+    Flashback(host, teacher="running", distance="features")
+    with pytest.raises(FlashbackError, match="oewc keeps other plastic knowledge"):
+        Flashback(host, teacher="running")
 
 
 # ---------------------------------------------------------------- knowledge that is asked more than once
@@ -188,8 +251,10 @@ def test_answers_are_kept_for_one_step_and_one_tensor() -> None:
         ("beef", {"images": "divided"}, "images=divided weighs the loss term 'stability', and beef has none .*=new$"),
         ("oewc", {"where": "correct"}, "a logit for each class, and that of oewc does not"),
         ("foster", {"where": "correct"}, "a logit for each class, and that of foster does not"),
-        ("lucir", {"where": "correct", "support": "memory"}, "that of lucir for its memory is features"),
-        ("replay", {"where": "better"}, "answers of the stable model, and replay keeps none; use flashback.where=corr"),
+        ("beef", {"where": "correct", "support": "memory"}, "a logit for each class, and that of beef does not"),
+        ("foster", {"distance": "features"}, "keeps a copy of its network or trains a single one; foster does neither"),
+        ("oewc", {"distance": "features", "where": "better"}, "the logits of the stable model, and oewc keeps none"),
+        ("replay", {"where": "better"}, "logits of the stable model, and replay keeps none; use flashback.where=corr"),
     ],
 )
 def test_forms_are_refused_before_any_training(name: str, changes: dict[str, Any], sentence: str) -> None:

@@ -132,6 +132,7 @@ class FlashbackConfig(Section):
     decay: BelowOne = 0.999  # of the weights of the running teacher
     alpha: NotNegative = 0.01  # alpha_p, the weight of the plasticity loss (Eq. 19)
     support: Literal["host", "all", "memory"] = "host"  # the samples of the plasticity distance
+    distance: Literal["host", "features"] = "host"  # what Lp compares: the host's own distance, or 1 - cos of features
     # The images of a batch on which plasticity acts: all, or new ones; divided: and stability on the stored ones alone.
     images: Literal["all", "new", "divided"] = "all"
     # The images on which the plastic knowledge counts: all; those whose class the primary model names; those to whose

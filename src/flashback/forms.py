@@ -1,7 +1,7 @@
 """Forms of flashback: what the plasticity loss compares, and on which images each teacher acts."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,9 +10,10 @@ from flashback.batches import NOT_STORED
 from flashback.config import FlashbackConfig
 from flashback.errors import require
 from flashback.hosts.base import DEFINE_DISTANCE, Host
+from flashback.hosts.prediction import directions, logits_of
 from flashback.hosts.replay import StoredTargets
-from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
-from flashback.nets import Output
+from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support, cosine_distance
+from flashback.nets import Net, Output
 
 DIVIDED = "flashback.images=divided", "use flashback.images=new"
 PHASE_1_WEIGHT = "flashback.phase1_stability", "leave it at 1"
@@ -31,13 +32,14 @@ class Form:
 
     def __init__(self, host: Host, settings: FlashbackConfig) -> None:
         self.host, self.settings, self.name = host, settings, host.settings.name
+        self.anchor = FeatureAnchor(host) if settings.distance == "features" else HostAnchor(host)
         self.check()
 
     # ------------------------------------------------------------ knowledge
 
     def support(self) -> Support:
         """Return where the plasticity distance acts: as the host declares, on all seen columns, or on the memory."""
-        support = self.host.plasticity_support()
+        support = self.anchor.support()
         if self.settings.support == "host":
             return support
         samples = "memory" if self.settings.support == "memory" else support.samples
@@ -46,34 +48,34 @@ class Form:
 
     def blank(self) -> Knowledge:
         """Make blank plastic knowledge."""
-        knowledge = self.host.blank_for(self.support())
+        knowledge = self.anchor.blank(self.support())
         require(self.settings.teacher == "primary" or isinstance(knowledge, ModelKnowledge), self.no_copy())
         return knowledge
 
     def fill(self, plastic: Knowledge) -> None:
         """Fill it from the primary model."""
-        self.host.extract(plastic)
+        self.anchor.fill(plastic)
         if self.settings.where != "all" and isinstance(plastic, ReplayedTargets):
             self.mark_targets(plastic)
 
     def mark_targets(self, plastic: ReplayedTargets) -> None:
-        """Let the targets of the memory pull where the setting `where` says."""
+        """Let the targets of the memory pull where the setting `where` says; the host is the primary model now."""
         host, memory = self.host, self.host.memory
         assert memory is not None
         stored, labels = memory.images[: memory.filled], memory.labels[: memory.filled]
         stable = None
         if self.settings.where == "better" and isinstance(host.stable, ModelKnowledge):
-            stable = host.embed(stored, host.response, host.stable)
+            stable = host.embed(stored, logits_of, host.stable)
         elif self.settings.where == "better":
             stable = memory["targets"][: memory.filled]
-        plastic.pull_where(self.is_expert(plastic.targets[: memory.filled], stable, labels))
+        plastic.pull_where(self.is_expert(host.embed(stored, logits_of), stable, labels))
 
     # ------------------------------------------------------------ losses
 
     def plasticity(self, step: Any, plastic: Knowledge) -> Tensor:
         """Compute Lp, without alpha_p."""
         support = replace(self.support(), images=self.weights(step, plastic))
-        return self.host.weighted_distance(step, plastic, support)
+        return self.anchor.distance(step, plastic, support)
 
     def stability_on_exemplars(self, step: Any) -> Tensor:
         """Compute Ls on the stored images alone, for `flashback.images=divided`."""
@@ -106,6 +108,11 @@ class Form:
         settings, host = self.settings, self.host
         require(self.has_distance or host.memory is not None, self.no_distance())
         require(
+            settings.distance == "host" or self.copies_network or host.has_one_backbone,
+            f"flashback.distance=features needs a host that keeps a copy of its network or trains a single one; "
+            f"{self.name} does neither, leave it out",
+        )
+        require(
             settings.support != "memory" or host.memory is not None,
             f"flashback.support=memory needs a host with a memory; {self.name} has none, use host or all",
         )
@@ -124,28 +131,24 @@ class Form:
         )
         where = "with flashback.support=memory" if self.settings.support == "memory" else f"in {self.name}"
         require(not self.on_memory, f"{setting} has nothing to choose: {where} plasticity acts on stored images alone")
-        require(self.host.weighs_images, self.no_weights(setting))
+        require(self.weighs_images and (self.host.weighs_images or setting != DIVIDED[0]), self.no_weights(setting))
         require(self.host.has_stability or self.settings.images != "divided", self.no_stability(DIVIDED))
 
     def check_where(self) -> None:
         setting, host = f"flashback.where={self.settings.where}", self.host
-        needed = f"{setting} needs plastic knowledge that gives each image a logit for each class, and"
-        if self.on_memory:
-            require(
-                self.responds_with_logits(), f"{needed} that of {self.name} for its memory is features; leave it out"
-            )
-        else:
-            require(self.copies, f"{needed} that of {self.name} does not; leave it out")
-            require(host.weighs_images, self.no_weights(setting))
         require(
-            self.settings.where != "better" or self.copies_network or isinstance(host.stable, StoredTargets),
-            f"{setting} compares with the answers of the stable model, and {self.name} keeps none; use "
+            self.copies or self.copies_network or host.replays_targets,
+            f"{setting} needs plastic knowledge that gives each image a logit for each class, and that of {self.name} "
+            "does not; leave it out",
+        )
+        require(self.on_memory or self.weighs_images, self.no_weights(setting))
+        output = Output(torch.ones(1, 1), torch.ones(1, 1))
+        stores_logits = isinstance(host.stable, StoredTargets) and host.response(output) is output.logits
+        require(
+            self.settings.where != "better" or self.copies_network or stores_logits,
+            f"{setting} compares with the logits of the stable model, and {self.name} keeps none; use "
             "flashback.where=correct",
         )
-
-    def responds_with_logits(self) -> bool:
-        output = Output(torch.ones(1, 1), torch.ones(1, 1))
-        return self.host.response(output) is output.logits
 
     def check_task(self) -> None:
         """Refuse a host without a distance whose plasticity does not act on the memory."""
@@ -153,8 +156,13 @@ class Form:
 
     @property
     def has_distance(self) -> bool:
-        """Whether the host defines a distance; a support on the memory alone does without."""
-        return type(self.host).distance is not Host.distance
+        """Whether there is a distance to plastic knowledge; a support on the memory alone does without."""
+        return type(self.host).distance is not Host.distance or self.settings.distance == "features"
+
+    @property
+    def weighs_images(self) -> bool:
+        """Whether the plasticity loss can weigh the images of a batch."""
+        return self.host.weighs_images or self.settings.distance == "features"
 
     @property
     def on_memory(self) -> bool:
@@ -171,7 +179,7 @@ class Form:
     @property
     def copies(self) -> bool:
         """Whether plastic knowledge is a copy of the network."""
-        return self.copies_network and not self.on_memory
+        return not self.on_memory and (self.copies_network or self.settings.distance == "features")
 
     def no_weights(self, setting: str) -> str:
         return (
@@ -194,6 +202,56 @@ class Form:
             "flashback.teacher=running needs plastic knowledge that is a copy of the whole network, and "
             f"{kept}; use flashback.teacher=primary"
         )
+
+
+class HostAnchor:
+    """The plastic anchor that the host defines: its own distance, to knowledge of its own kind."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def support(self) -> Support:
+        """Return where the distance acts unless the settings say otherwise."""
+        return self.host.plasticity_support()
+
+    def blank(self, support: Support) -> Knowledge:
+        """Make a blank knowledge base."""
+        return self.host.blank_for(support)
+
+    def fill(self, knowledge: Any) -> None:
+        """Fill it from the present model."""
+        self.host.extract(knowledge)
+
+    def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
+        """Compute the weighted distance."""
+        return self.host.weighted_distance(step, knowledge, support)
+
+
+class FeatureAnchor(HostAnchor):
+    """The features of the primary model, for any host with one network: 1 - cos, as LUCIR holds them, with weight 1.
+
+    Its knowledge is a copy of the network, or the directions of features for the images of a memory.
+    """
+
+    def support(self) -> Support:
+        return Support(samples=self.host.plasticity_support().samples)
+
+    def blank(self, support: Support) -> Knowledge:
+        if support.samples == "all" or self.host.memory is None:
+            return ModelKnowledge(self.host.net)
+        return ReplayedTargets(self.host.memory, cast(Net, self.host.net).backbone.width)
+
+    def fill(self, knowledge: Any) -> None:
+        if isinstance(knowledge, ReplayedTargets) and self.host.memory is not None:
+            knowledge.fill(self.host.memory, lambda raw: self.host.embed(raw, directions))
+        else:
+            knowledge.fill(self.host.net)
+
+    def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
+        if isinstance(knowledge, ReplayedTargets) and self.host.memory is not None:
+            output, slots = self.host.replayed(step)
+            return knowledge.distance(directions(output), slots, self.host.memory)
+        return cosine_distance(step.output.features, knowledge(step.batch.x).features, support.images)
 
 
 def true_log_share(logits: Tensor, labels: Tensor) -> Tensor:

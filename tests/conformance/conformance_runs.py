@@ -25,11 +25,17 @@ Method = Host | Flashback
 # Forms of flashback, each with a host that can have it; the first ones are tested with every commit.
 FORMS: list[tuple[str, dict[str, Any]]] = [
     ("icarl", {"flashback__images": "divided", "flashback__where": "better"}),
+    ("oewc", {"flashback__distance": "features"}),
     ("foster", {"flashback__images": "new"}),
+    ("icarl", {"flashback__distance": "features", "flashback__images": "new"}),
+    ("lucir", {"flashback__distance": "features", "flashback__where": "better"}),
+    ("der++", {"flashback__distance": "features"}),
+    ("replay", {"flashback__distance": "features"}),
+    ("si", {"flashback__distance": "features", "flashback__teacher": "running"}),
     ("lwf-mc", {"flashback__where": "correct"}),
     ("der++", {"flashback__where": "better"}),
 ]
-FAST_FORMS = FORMS[:1]
+FAST_FORMS = FORMS[:2]
 
 
 def method_of(

@@ -33,6 +33,9 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("lucir", {"flashback__images": "new", "flashback__where": "better"}),
     ("lwf-mc", {"flashback__where": "correct", "flashback__teacher": "running", "flashback__decay": 0.9}),
     ("der++", {"flashback__where": "better"}),
+    ("icarl", {"flashback__distance": "features", "flashback__images": "new"}),
+    ("oewc", {"flashback__distance": "features", "flashback__where": "correct"}),
+    ("replay", {"flashback__distance": "features"}),
 ]
 FAMILIES = ("icarl", "icarl-aanets", "lwf-mc", "oewc", "der++", "xder", "foster", "beef")
 

@@ -15,7 +15,7 @@ from flashback.config import Count, NotNegative, Positive
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings, class_means
-from flashback.hosts.prediction import features_of
+from flashback.hosts.prediction import directions, features_of
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, cosine_distance, masked_mean
 from flashback.nets import Output, evaluating, untracked_batchnorm
@@ -189,8 +189,3 @@ def balanced_finetuning(host: Any, losses: Callable[[Step], Mapping[str, Tensor]
         ),
     )
     return [finetuning]
-
-
-def directions(output: Output) -> Tensor:
-    """Targets of flashback.support=memory: directions, of a length for which 1 - cos is the mean squared difference."""
-    return math.sqrt(output.features.shape[1] / 2) * F.normalize(output.features)

@@ -12,7 +12,8 @@ from flashback.config import Count, NotNegative, Positive
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, one_hot
 from flashback.hosts.exemplars import ExemplarHost
-from flashback.hosts.lucir import CosineSettings, balanced_finetuning, directions, imprint
+from flashback.hosts.lucir import CosineSettings, balanced_finetuning, imprint
+from flashback.hosts.prediction import directions
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, cosine_distance, pod_spatial
 from flashback.nets import Backbone, Output

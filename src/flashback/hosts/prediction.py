@@ -1,11 +1,13 @@
 """Prediction: what a host does with its network once it is trained."""
 
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashback.batches import Views
@@ -172,3 +174,12 @@ class Scoring(nn.Module):
 
 def features_of(output: Output) -> Tensor:
     return output.features
+
+
+def logits_of(output: Output) -> Tensor:
+    return output.logits
+
+
+def directions(output: Output) -> Tensor:
+    """Return features of a length for which 1 - cos is the mean squared difference: targets for a memory."""
+    return math.sqrt(output.features.shape[1] / 2) * F.normalize(output.features)
