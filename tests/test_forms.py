@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashback import Flashback, FlashbackError, train
+from flashback import Flashback, FlashbackError, Trainer, train
 from flashback.hosts import HOSTS, Stage
 from flashback.knowledge import ModelKnowledge, ReplayedTargets, Support, answering_once, squared_error
-from helpers import forgetting, quick_flashback, quick_host, small_settings
+from helpers import forgetting, quick_flashback, quick_host, small_settings, tiny_benchmark
 from test_plugin import batch_of, in_phase_2
 
 WEIGHING = [name for name in HOSTS if HOSTS[name].weighs_images and HOSTS[name].__module__.startswith("flashback.")]
@@ -214,6 +214,61 @@ def test_features_let_a_host_with_other_knowledge_have_a_running_teacher() -> No
         Flashback(host, teacher="running")
 
 
+# ---------------------------------------------------------------- merge
+
+
+class Watched(Flashback):
+    """Notes the primary network, and the network before and after it is merged."""
+
+    def finish(self, main: Stage) -> None:
+        assert self.plastic is not None
+        primary = self.plastic.get_submodule("model.module").state_dict()
+        self.primary = {key: tensor.clone() for key, tensor in primary.items()}
+        self.before = {key: tensor.clone() for key, tensor in self.host.net.state_dict().items()}
+        super().finish(replace(main, end=lambda: self.note(main)))
+
+    def note(self, main: Stage) -> None:
+        self.after = {key: tensor.clone() for key, tensor in self.host.net.state_dict().items()}
+        main.end()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("lwf-mc", {"alpha": 0.0}), ("icarl", {"alpha": 0.5}), ("oewc", {"alpha": 0.5, "distance": "features"})],
+)
+def test_a_task_ends_between_the_model_and_the_primary_one(name: str, settings: dict[str, Any]) -> None:
+    benchmark = tiny_benchmark((2, 3), per_class=6)
+    method = Watched(quick_host(name, benchmark, **small_settings(name)), merge=0.25, **settings)
+    Trainer(method, benchmark).run()
+    weights = dict(method.host.net.named_parameters())
+    assert any(not torch.allclose(method.before[key], method.primary[key], atol=1e-4) for key in weights)
+    for key in weights:
+        torch.testing.assert_close(method.after[key], 0.75 * method.before[key] + 0.25 * method.primary[key])
+    batches = 18 // 8 + 1 + (name == "icarl")  # of 18 new images, and 7 to 8 exemplars
+    counts = [int(tensor) for key, tensor in method.after.items() if key.endswith("num_batches_tracked")]
+    assert set(counts) == {batches}
+    assert any(
+        not torch.equal(method.after[key], method.before[key]) for key in method.after if key.endswith("running_mean")
+    )
+    if name == "oewc":  # importance is measured at the merged weights
+        host: Any = method.host
+        assert torch.equal(host.stable.values, torch.cat([p.detach().flatten() for p in host.anchored_parameters()]))
+        assert torch.equal(host.net.head.weight, method.after["head.weight"])
+
+
+def test_a_merged_task_takes_the_steps_of_the_host() -> None:
+    method = quick_flashback("lwf-mc", flashback__merge=0.25, flashback__alpha=0.0, training__epochs=3)
+    method.enter(method.host.benchmark.tasks[1])
+    assert [stage.epochs for stage in method.stages()] == [1, 2]
+
+
+def test_average_and_merge_exclude_each_other() -> None:
+    host = quick_host("lwf-mc", training__average=0.9)
+    Flashback(host)
+    with pytest.raises(FlashbackError, match="end a task on different weights; leave one of them out"):
+        Flashback(host, merge=0.25)
+
+
 # ---------------------------------------------------------------- knowledge that is asked more than once
 
 
@@ -252,6 +307,13 @@ def test_answers_are_kept_for_one_step_and_one_tensor() -> None:
         ("oewc", {"where": "correct"}, "a logit for each class, and that of oewc does not"),
         ("foster", {"where": "correct"}, "a logit for each class, and that of foster does not"),
         ("beef", {"where": "correct", "support": "memory"}, "a logit for each class, and that of beef does not"),
+        (
+            "oewc",
+            {"merge": 0.5},
+            "flashback.merge needs plastic knowledge that is a copy .* oewc keeps other .*; leave it",
+        ),
+        ("icarl", {"merge": 0.5, "support": "memory"}, "flashback.merge needs .* with flashback.support=memory it is"),
+        ("icarl-aanets", {"merge": 0.5}, "a host with one backbone, and icarl-aanets makes several"),
         ("foster", {"distance": "features"}, "keeps a copy of its network or trains a single one; foster does neither"),
         ("oewc", {"distance": "features", "where": "better"}, "the logits of the stable model, and oewc keeps none"),
         ("replay", {"where": "better"}, "logits of the stable model, and replay keeps none; use flashback.where=corr"),

@@ -140,6 +140,7 @@ class FlashbackConfig(Section):
     where: Literal["all", "correct", "better"] = "all"
     phase1_stability: NotNegative = 1.0  # weight of the stability loss in phase 1 (Eq. 14: 1; prose of the paper: 0)
     phase1_schedule: Literal["none", "host"] = "none"
+    merge: Share = 0.0  # share of the primary weights in those on which a task ends; 0: off
     start: Share = 0.0  # phase 2 starts from: 0 the stable state (the paper), 1 the primary weights, or between
     alpha_schedule: Literal["constant", "rising", "falling"] = "constant"  # alpha_p over phase 2
 
@@ -153,9 +154,9 @@ class FlashbackConfig(Section):
             )
         else:
             require(
-                self.phase1_stability == 1 and self.start == 0,
-                "flashback.phase1_stability and flashback.start need a phase 1, and flashback.teacher=running has "
-                "none; leave them out",
+                self.phase1_stability == 1 and self.start == 0 and self.merge == 0,
+                "flashback.phase1_stability, flashback.start and flashback.merge need a phase 1, and "
+                "flashback.teacher=running has none; leave them out",
             )
 
     def split(self, epochs: int) -> tuple[int, int]:

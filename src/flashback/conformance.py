@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "flashback.epochs": 1,
     "flashback.alpha": 0.1,
 }
+WITHOUT_PLASTIC: dict[str, Any] = {"flashback__alpha": 0.0, "flashback__merge": 0.0}
 
 
 @dataclass(frozen=True)
@@ -347,14 +348,14 @@ def resumes(trial: Trial) -> str | None:
 
 def stands_aside(trial: Trial) -> str | None:
     """Flashback of nothing (E1 = 0, alpha_p = 0) is the host, bit for bit"""
-    nothing = trial.train(trial.config(True, flashback__epochs=0, flashback__alpha=0.0))
+    nothing = trial.train(trial.config(True, **WITHOUT_PLASTIC, flashback__epochs=0))
     difference = nothing.differs_from(trial.host_alone)
     return difference and f"the two end with other values ({difference})"
 
 
 def goes_back(trial: Trial) -> str | None:
     """After phase 1 it is back where the task began: with alpha_p = 0 it is the host trained for phase 2 alone"""
-    config = trial.config(True, flashback__alpha=0.0, training__epochs=3, flashback__epochs=1)
+    config = trial.config(True, **WITHOUT_PLASTIC, training__epochs=3, flashback__epochs=1)
     restarted = trial.train(config)
     shorter = trial.train(trial.config(training__first_epochs=3, training__epochs=config.flashback.split(3)[1]))
     difference = restarted.differs_from(shorter)

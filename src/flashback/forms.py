@@ -10,8 +10,10 @@ from flashback.batches import NOT_STORED
 from flashback.config import FlashbackConfig
 from flashback.errors import require
 from flashback.hosts.base import DEFINE_DISTANCE, Host
+from flashback.hosts.endings import reestimate_batchnorm
 from flashback.hosts.prediction import directions, logits_of
 from flashback.hosts.replay import StoredTargets
+from flashback.hosts.stages import Stage
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support, cosine_distance
 from flashback.nets import Net, Output
 
@@ -101,6 +103,22 @@ class Form:
             return plastic[:, seen].argmax(dim=1) == labels
         return true_log_share(plastic[:, seen], labels) > true_log_share(stable[:, seen], labels)
 
+    # ------------------------------------------------------------ the end of a task
+
+    @torch.no_grad()
+    def merge(self, plastic: Any, stage: Stage) -> None:
+        """Move the trained weights towards the primary ones by the share `merge`, and measure batch norm anew.
+
+        Args:
+            plastic: A copy of the primary network.
+            stage: The main stage, whose images the batch-norm statistics are measured on.
+        """
+        primary = dict(plastic.model.module.named_parameters())
+        for name, weight in self.host.net.named_parameters():
+            if weight.requires_grad:
+                weight.lerp_(primary[name], self.settings.merge)
+        reestimate_batchnorm(self.host, stage)
+
     # ------------------------------------------------------------ checks
 
     def check(self) -> None:
@@ -117,11 +135,24 @@ class Form:
             f"flashback.support=memory needs a host with a memory; {self.name} has none, use host or all",
         )
         require(settings.teacher == "primary" or self.copies, self.no_copy())
+        if settings.merge:
+            self.check_merge()
         require(host.has_stability or settings.phase1_stability == 1, self.no_stability(PHASE_1_WEIGHT))
         if settings.images != "all":
             self.check_images()
         if settings.where != "all":
             self.check_where()
+
+    def check_merge(self) -> None:
+        require(self.copies, self.no_copy("flashback.merge", "leave it out"))
+        require(
+            self.host.has_one_backbone,
+            f"flashback.merge needs a host with one backbone, and {self.name} makes several; leave it out",
+        )
+        require(
+            self.host.config.training.average is None,
+            "flashback.merge and training.average end a task on different weights; leave one of them out",
+        )
 
     def check_images(self) -> None:
         setting = f"flashback.images={self.settings.images}"
@@ -194,14 +225,11 @@ class Form:
         setting, advice = case
         return f"{setting} weighs the loss term 'stability', and {self.name} has none of this name; {advice}"
 
-    def no_copy(self) -> str:
+    def no_copy(self, setting: str = "flashback.teacher=running", advice: str = "use flashback.teacher=primary") -> str:
         kept = f"{self.name} keeps other plastic knowledge"
         if self.settings.support == "memory":
             kept = "with flashback.support=memory it is targets for the memory"
-        return (
-            "flashback.teacher=running needs plastic knowledge that is a copy of the whole network, and "
-            f"{kept}; use flashback.teacher=primary"
-        )
+        return f"{setting} needs plastic knowledge that is a copy of the whole network, and {kept}; {advice}"
 
 
 class HostAnchor:

@@ -81,7 +81,7 @@ class Flashback:
     def phases(self, main: Stage) -> list[Stage]:
         """Split the main stage: E1 epochs of the host's losses, flash back, E2 epochs with the plasticity loss."""
         first_epochs, second_epochs = self.settings.split(main.epochs)
-        if first_epochs == 0 and self.settings.alpha == 0:
+        if first_epochs == 0 and not self.needs_plastic:
             return [replace(main, epochs=second_epochs)]
         optimisation = main.optimisation
         if self.settings.phase1_schedule == "none":
@@ -99,8 +99,9 @@ class Flashback:
 
         def losses_of_phase_2(step: Any) -> Mapping[str, Tensor]:
             """L2 = Lc + alpha_s Ls + alpha_p Lp (FL Eq. 19)."""
-            if self.plastic is None:
+            if not self.settings.alpha:
                 return main.losses(step)
+            assert self.plastic is not None
             with answering_once(self.host.stable, self.plastic):
                 terms = dict(main.losses(step))
                 if self.settings.images == "divided":
@@ -150,8 +151,8 @@ class Flashback:
         self.snapshot = {name: tensor.detach().clone() for name, tensor in self.host.state_dict().items()}
 
     def allocate_plastic(self) -> None:
-        """Make blank plastic knowledge of the host's kind."""
-        if self.settings.alpha:
+        """Make blank plastic knowledge, if anything needs it."""
+        if self.needs_plastic:
             self.plastic = self.form.blank().to(self.host.device).eval()
 
     @torch.no_grad()
@@ -195,9 +196,16 @@ class Flashback:
         self.alpha.fill_(self.settings.alpha * share[self.settings.alpha_schedule])
 
     def finish(self, main: Stage) -> None:
-        """Drop the plastic knowledge and end the task as the host does."""
+        """Merge with the primary model if wanted, drop the plastic knowledge and end the task as the host does."""
+        if self.settings.merge:
+            self.form.merge(self.plastic, main)
         self.plastic = None
         main.end()
+
+    @property
+    def needs_plastic(self) -> bool:
+        """Whether phase 2 has a use for plastic knowledge."""
+        return self.settings.alpha > 0 or self.settings.merge > 0
 
     def support(self) -> Support:
         """Return where the plasticity distance acts."""

@@ -25,14 +25,15 @@ Method = Host | Flashback
 # Forms of flashback, each with a host that can have it; the first ones are tested with every commit.
 FORMS: list[tuple[str, dict[str, Any]]] = [
     ("icarl", {"flashback__images": "divided", "flashback__where": "better"}),
-    ("oewc", {"flashback__distance": "features"}),
+    ("lwf-mc", {"flashback__where": "correct", "flashback__merge": 0.4}),
     ("foster", {"flashback__images": "new"}),
+    ("icarl", {"flashback__merge": 0.4}),
+    ("oewc", {"flashback__distance": "features", "flashback__merge": 0.4}),
     ("icarl", {"flashback__distance": "features", "flashback__images": "new"}),
     ("lucir", {"flashback__distance": "features", "flashback__where": "better"}),
     ("der++", {"flashback__distance": "features"}),
     ("replay", {"flashback__distance": "features"}),
     ("si", {"flashback__distance": "features", "flashback__teacher": "running"}),
-    ("lwf-mc", {"flashback__where": "correct"}),
     ("der++", {"flashback__where": "better"}),
 ]
 FAST_FORMS = FORMS[:2]

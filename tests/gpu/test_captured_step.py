@@ -36,6 +36,7 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("icarl", {"flashback__distance": "features", "flashback__images": "new"}),
     ("oewc", {"flashback__distance": "features", "flashback__where": "correct"}),
     ("replay", {"flashback__distance": "features"}),
+    ("lwf-mc", {"flashback__merge": 0.4}),
 ]
 FAMILIES = ("icarl", "icarl-aanets", "lwf-mc", "oewc", "der++", "xder", "foster", "beef")
 

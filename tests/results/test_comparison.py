@@ -58,6 +58,10 @@ def test_arms_are_compared_seed_by_seed(setting: str, tmp_path: Path) -> None:
     ("changes", "text"),
     [
         ({"flashback__epochs": 7, "training__epochs": 20}, "alpha_p 0.5, E1 7 of 20 epochs a task"),
+        (
+            {"flashback__merge": 0.25, "flashback__distance": "features"},
+            "alpha_p 0.5, E1 10 of 60 epochs a task, distance features, merge 0.25",
+        ),
         ({"flashback__teacher": "running"}, "alpha_p 0.5, a running teacher with decay 0.999"),
     ],
 )

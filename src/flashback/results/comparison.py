@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from flashback.config import FlashbackConfig
 from flashback.metrics import PairedTest, paired_test, verdict
 from flashback.metrics.accuracy import METRICS
 from flashback.metrics.statistics import mean
@@ -163,10 +164,16 @@ class Comparison:
         if self.right.arm != FLASHBACK:
             return ""
         config = config_from_dict(self.right.config)
-        if config.flashback.teacher == "running":
-            return f"alpha_p {config.flashback.alpha:g}, a running teacher with decay {config.flashback.decay:g}"
-        first, second = config.flashback.split(config.training.epochs)
-        return f"alpha_p {config.flashback.alpha:g}, E1 {first} of {first + second} epochs a task"
+        settings, default = config.flashback, FlashbackConfig()
+        form = "".join(
+            f", {name} {getattr(settings, name)}"
+            for name in ("distance", "images", "where", "merge")
+            if getattr(settings, name) != getattr(default, name)
+        )
+        if settings.teacher == "running":
+            return f"alpha_p {settings.alpha:g}, a running teacher with decay {settings.decay:g}{form}"
+        first, second = settings.split(config.training.epochs)
+        return f"alpha_p {settings.alpha:g}, E1 {first} of {first + second} epochs a task{form}"
 
     def outcome(self, setting: str = CLASS_INCREMENTAL) -> str:
         """The paired test of average accuracy: better, worse, alike or untested."""
