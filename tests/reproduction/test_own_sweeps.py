@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from flashback import Flashback
+from flashback.hosts import HOSTS
 from flashback.recipes.resolving import config_from_dict
 from flashback.studies.jobs import Job, RunContext, is_finished
 from flashback.studies.sweeps import plan, read_sweep
+from helpers import tiny_benchmark
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
@@ -89,3 +94,20 @@ def test_every_form_stands_beside_its_host_at_equal_epochs() -> None:
     assert sorted(forms) == [("der++", "host"), ("lucir", "flashback"), ("lwf-mc", "flashback"), ("oewc", "host")]
     assert [host for host, _, choice in seeds if choice == "recipe"] == ["lucir", "lwf-mc", "der++", "oewc"]
     assert all(chosen == [123, 246, 369, 492, 615] for chosen in seeds.values())
+
+
+def test_every_form_of_the_scan_suits_its_host() -> None:
+    """Each trains 20 epochs a task, on held-out images, and no host refuses its form."""
+    jobs = plan(read_sweep(SWEEPS.parent / "forms-scan.yaml"), Path(), RunContext(None, "cpu", None))
+    assert len(jobs) == 40
+    assert {job.config["benchmark"]["validation"] for job in jobs} == {0.1}
+    forms: dict[str, int] = {}
+    for job in jobs:
+        config = config_from_dict(job.config)
+        assert config.flashback.equal_budget(20)
+        assert config.training.epochs == 20
+        if job.seed == 123 and job.arm == "flashback":
+            small = replace(config, host=replace(config.host, net="smallcnn"))
+            Flashback(HOSTS[config.host.name](small, tiny_benchmark((2, 2), per_class=1), torch.device("cpu")))
+            forms[config.host.name] = forms.get(config.host.name, 0) + 1
+    assert forms == {"icarl": 4, "lucir": 2, "lwf-mc": 5, "der++": 2, "oewc": 2}
