@@ -9,10 +9,11 @@ export OMP_NUM_THREADS ?= 1
 
 KILLS ?= 200
 
-.PHONY: help install-all demo test test-all mutants storm lint evidence docs clean
+.PHONY: help install-all demo reproduce test test-all mutants storm lint evidence docs clean
 
 help:
 	@echo "make demo      compare iCaRL with and without flashback on a small benchmark: three seeds, a few minutes"
+	@echo "make reproduce make the table of four hosts on the small benchmark as the evidence was made: runs, then a report"
 	@echo "make test      run the fast tests; run them before every commit"
 	@echo "make test-all  run every test: also kills, fuzzing, every snippet of the docs, and the report in a browser"
 	@echo "make mutants   break the code in one line at a time and check that the fast tests notice"
@@ -20,7 +21,7 @@ help:
 	@echo "make storm     kill commands KILLS=200 times, let every file operation fail, and check that nothing is lost"
 	@echo "make evidence  fill in docs/evidence.md and its appendix from the records in results/"
 	@echo "make docs      build the pages of docs/ into site/"
-	@echo "make clean     remove .venv and the runs of the demo"
+	@echo "make clean     remove .venv and the runs of demo and reproduce"
 
 install-all: $(INSTALLED)
 	@$(PIP) -e '.[dev,docs,browser]'
@@ -28,6 +29,10 @@ install-all: $(INSTALLED)
 demo: $(INSTALLED)
 	@rm -rf runs/demo
 	@$(BIN)/flashback compare icarl --benchmark split-fashion-mini --seeds 3 --jobs 2 --out runs/demo
+
+reproduce: $(INSTALLED)
+	@$(BIN)/flashback sweep reproduction/embedded.yaml --jobs 2 --out runs/reproduce
+	@$(BIN)/flashback report runs/reproduce --references reproduction/paper-values.yaml
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -n 2 -m "not slow"
@@ -57,7 +62,7 @@ docs: $(INSTALLED)
 	@echo "open site/index.html"
 
 clean:
-	rm -rf .venv runs/demo
+	rm -rf .venv runs/demo runs/reproduce
 
 define INSTALL
 fail() { echo "error: $$1" >&2; exit 1; }
