@@ -30,7 +30,7 @@ ROWS = [
     {"memory", "nets", "batches"},
     {"benchmarks"},
     {"metrics", "records"},
-    {"config", "plain_yaml", "files", "errors", "registry", "seeds"},
+    {"config", "plain_yaml", "files", "errors", "ranks", "registry", "seeds"},
 ]
 RANK = {package: -row for row, packages in enumerate(ROWS) for package in packages}
 APART = {"metrics", "records"}  # they know nothing of what is measured and recorded

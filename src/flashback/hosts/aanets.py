@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
+from flashback import ranks
 from flashback.batches import Stream, split_batches
 from flashback.config import NotNegative
 from flashback.hosts.base import HOSTS, cross_entropy
@@ -63,7 +64,8 @@ class AANets(ExemplarHost):
                 raw = stream.images[rows.to(stream.images.device)].to(self.device)
                 x = self.views.weak(raw, self.generator)
                 logits = functional_call(self.net, {"backbone.mix": weights}, (x,)).logits[:, self.task.seen]
-                (slope,) = torch.autograd.grad(cross_entropy(logits, stream.labels[rows]), weights)
+                loss = cross_entropy(logits, stream.labels[rows])
+                (slope,) = ranks.average(torch.autograd.grad(loss, weights))
                 mix.sub_(slope, alpha=self.settings.mixing_lr).clamp_(0, 1)
 
 

@@ -1,10 +1,11 @@
 """A-GEM (Chaudhry et al. 2019, ICLR): no step may raise the loss on a draw from the images of earlier tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from flashback import ranks
 from flashback.batches import Batch
 from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.replay import Draw, ReplayHost, ReplayStep, sample_new_images, trim_to_quotas
@@ -54,9 +55,9 @@ class AGEM(ReplayHost):
         for gradient, other in zip(gradients.values(), reference, strict=True):
             gradient.sub_(share * other)
 
-    def reference_gradient(self, step: ReplayStep, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
+    def reference_gradient(self, step: ReplayStep, parameters: list[nn.Parameter]) -> Sequence[Tensor]:
         draw = step.draws[0]
-        return torch.autograd.grad(cross_entropy(draw.output.logits, draw.labels), parameters)
+        return ranks.average(torch.autograd.grad(cross_entropy(draw.output.logits, draw.labels), parameters))
 
     @torch.no_grad()
     def end(self) -> None:

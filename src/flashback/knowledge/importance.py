@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from flashback import ranks
 from flashback.knowledge.kinds import Knowledge
 from flashback.nets import evaluating
 
@@ -154,13 +155,15 @@ def mean_over_images(
     gradients = vmap(grad(score), in_dims=(None, 0, 0))
     device, chunk = next(iter(weights.values())).device, chunk_size(list(weights.values()))
     # In evaluation mode batch norm couples no images and keeps its statistics; vmap cannot enter compiled modules.
+    mine = slice(ranks.rank(), len(labels), ranks.count())
+    pieces = zip(torch.split(images[mine], chunk), torch.split(labels[mine], chunk), strict=True)
     with evaluating(net), torch.compiler.set_stance("force_eager"):
-        for raw, y in zip(torch.split(images, chunk), torch.split(labels, chunk), strict=True):
+        for raw, y in (piece for piece in pieces if len(piece[1])):
             x = view(raw.to(device))
             for columns in passes(x, y.to(device)):
                 for name, gradient in gradients(weights, x, columns).items():
                     sums[name] += magnitude(gradient).sum(dim=0)
-    return flat(sums.values()) / len(labels)
+    return ranks.add_up(flat(sums.values())) / len(labels)
 
 
 def chunk_size(weights: list[Tensor]) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from flashback.errors import FlashbackError
+from flashback.nets.splitting import split_pass
 from flashback.registry import Registry
 
 M = TypeVar("M", bound=nn.Module)
@@ -59,6 +60,10 @@ class Backbone(nn.Module):
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     frozen_parameters: frozenset[str] = frozenset()
     frozen_norms: frozenset[str] = frozenset()  # norm layers whose running statistics are frozen too
+
+    def __call__(self, x: Tensor) -> Any:
+        """Run images through the network; the ranks of a run on several devices share them out."""
+        return split_pass(super().__call__, x)
 
     def keep_frozen(self) -> Self:
         """Remember which parameters are frozen now, so that `set_trainable` never unfreezes them."""

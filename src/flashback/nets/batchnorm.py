@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.nets.base import Output
+from flashback.nets.splitting import local_sizes
 
 Part = tuple[int, bool]  # images in a part of a batch, and whether it updates the running statistics
 
@@ -21,7 +22,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         if not self.parts or not self.training:
             return super().forward(input)
-        sizes = [size for size, _ in self.parts]
+        sizes = local_sizes([size for size, _ in self.parts])
         pieces = zip(torch.split(input, sizes), self.parts, strict=True)
         return torch.cat([self._normalise(piece, tracked) for piece, (_, tracked) in pieces])
 

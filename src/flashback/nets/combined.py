@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from flashback.errors import FlashbackError
 from flashback.nets.base import Backbone, Frozen, Net, Output, full_precision
+from flashback.nets.splitting import split_pass
 
 LARGEST_INITIAL_ALPHA = 0.1  # small, so that the column itself dominates at first
 
@@ -41,11 +42,14 @@ class ActiveColumn(Net):
     def other_maps(self, x: Tensor) -> list[Tensor]:
         return self.other.module.stage_maps(x)
 
-    def forward(self, x: Tensor) -> Output:
+    def column_features(self, x: Tensor) -> Tensor:
         others = self.other_maps(x)
         for level, lateral, other in zip(self.backbone.levels(), self.laterals, others, strict=True):
             x = level(x) + lateral(other)
-        features = x.mean((2, 3)).float()
+        return x.mean((2, 3))
+
+    def forward(self, x: Tensor) -> Output:
+        features = split_pass(self.column_features, x).float()
         with full_precision(features):
             return Output(features, self.head(features))
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from flashback.nets.base import Backbone, Net, Output, full_precision
+from flashback.nets.splitting import split_pass
 
 
 class CosineHead(nn.Module):
@@ -102,7 +103,7 @@ class ProxyNet(CosineNet):
         self.add_block(classes * self.proxies - len(self.head.weight))
 
     def forward(self, x: Tensor) -> ProxyOutput:
-        maps = self.backbone.stage_maps(x)
+        maps = split_pass(self.backbone.stage_maps, x)
         features = maps[-1].mean((2, 3)).float()
         cosines = local_similarity(self.head.cosines(features).reshape(x.shape[0], -1, self.proxies))
         return ProxyOutput(features, self.head.sigma * cosines, cosines, maps)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flashback import ranks
 from flashback.batches import Batch, Stream
 from flashback.errors import FlashbackError, unknown
 from flashback.hosts.base import Host, copy_tensors
@@ -94,11 +95,19 @@ class TrainingStep:
             terms = checked(self.stage.losses(step), self.host.settings.name)
         total = total_loss(terms)
         total.backward()  # type: ignore[no-untyped-call]
+        self.average_gradients()
         self.stage.before_update(step)
         self.optimiser.step()
         with torch.no_grad():
             self.stage.after_step(step)
             self.accumulate(terms, total, len(indices))
+
+    def average_gradients(self) -> None:
+        """Take the means over the ranks of a run on several devices."""
+        if ranks.count() > 1:
+            gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+            for gradient, mean in zip(gradients, ranks.average(gradients), strict=True):
+                gradient.copy_(mean)
 
     def gather(self, indices: Tensor, raw: Tensor | None) -> Batch:
         raw = self.stream.images[indices] if raw is None else raw
@@ -138,11 +147,13 @@ class TrainingStep:
     def remedy(self) -> str:
         return f"lower training.lr{' or host.strength' if hasattr(self.host.settings, 'strength') else ''}"
 
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
+
     def state(self) -> dict[str, Tensor]:
-        parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
         optimiser = {
             f"{name.removesuffix('_buffer')}.{k}": tensor  # older checkpoints say momentum
-            for k, parameter in enumerate(parameters)
+            for k, parameter in enumerate(self.parameters())
             for name, tensor in self.optimiser.state[parameter].items()
         }
         counts = {"finite": self.finite, "finite_steps": self.finite_steps}

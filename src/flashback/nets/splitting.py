@@ -1,0 +1,210 @@
+"""Passes through a backbone that the ranks of a run divide among them; a run on one device has no part in this.
+
+All ranks hold the same batch. In a pass, rank r of n runs images r, r + n, r + 2n, ... and then all ranks get the
+features of all images. So what a host computes from features is the same on every rank, and is that of one device.
+
+Gradients are right because of one factor. On every rank the loss L is that of the whole batch. A parameter has two
+parts in it: through the features of each image, and directly, as in a head or in a penalty. A rank sees the direct part
+whole, but of the features only those of its images. The backward pass of `Gathered` multiplies their gradients by n.
+So the mean over ranks, which `flashback.ranks.average` takes once in a step, is
+
+    1/n sum_r (n dL/dtheta through the images of r + dL/dtheta directly) = dL/dtheta.
+
+Batch norm normalises with the statistics of the whole batch, and dropout draws for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from flashback import ranks
+from flashback.errors import FlashbackError
+
+RANDOM = (  # functions that would draw for the images of one rank alone
+    *(torch.bernoulli, torch.rand, torch.rand_like, torch.randn, torch.randn_like),
+    *(torch.Tensor.bernoulli_, torch.Tensor.normal_, torch.Tensor.uniform_),
+)
+RANDOM_IN_TRAINING = (
+    *(F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu),
+    F.scaled_dot_product_attention,
+)
+
+_whole: int | None = None  # images of the batch that is being divided, also where passes are not to be divided
+
+
+def split_pass(run: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """Run a function on images, each rank on its share of them, and return its outputs for all.
+
+    Args:
+        run: Returns a tensor, or several, with a row for each image.
+        x: The images, the same on all ranks. Fewer than there are ranks are not divided.
+    """
+    if ranks.count() == 1 or _whole is not None or len(x) < ranks.count():
+        return run(x)
+    with within_batch_of(len(x)), SplitPass():
+        outputs = run(Share.apply(x))  # type: ignore[no-untyped-call]
+    if isinstance(outputs, Tensor):
+        return Gathered.apply(outputs, len(x))  # type: ignore[no-untyped-call]
+    return [Gathered.apply(output, len(x)) for output in outputs]  # type: ignore[no-untyped-call]
+
+
+def whole_passes() -> Any:
+    """Inside this context every rank runs all images, for whoever reads what happens within a network."""
+    return within_batch_of(0)
+
+
+@contextmanager
+def within_batch_of(images: int) -> Iterator[None]:
+    global _whole
+    before, _whole = _whole, images
+    try:
+        yield
+    finally:
+        _whole = before
+
+
+def local_sizes(sizes: Sequence[int]) -> list[int]:
+    """Return how many images of each part of a batch this rank runs; outside of a divided pass, all of them."""
+    if not _whole:
+        return list(sizes)
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    # Of the images before `end`, so many are those of this rank.
+    ends = [-((ranks.rank() - end) // ranks.count()) if end > ranks.rank() else 0 for end in ends]
+    return [end - start for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def share_of(tensor: Tensor) -> Tensor:
+    return tensor[ranks.rank() :: ranks.count()]
+
+
+class Share(torch.autograd.Function):
+    """The images of this rank. All ranks get the gradient of the whole batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return share_of(x).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return spread(gradient, ctx.shape[0]) / ranks.count()
+
+
+class Gathered(torch.autograd.Function):
+    """The rows of all ranks. The gradient is that of this rank's rows, times the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, images: int) -> Tensor:
+        return spread(rows, images)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return share_of(gradient) * ranks.count(), None
+
+
+def spread(rows: Tensor, images: int) -> Tensor:
+    """Return the rows of all ranks, in the order of the batch."""
+    whole = rows.new_zeros(images, *rows.shape[1:])
+    share_of(whole).copy_(rows)
+    return ranks.add_up(whole)
+
+
+class SplitPass(TorchFunctionMode):
+    """Inside a divided pass, lets the layers that look at the whole batch see it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func is F.batch_norm and named["training"]:
+            return batch_norm(*args, **named)
+        if func is F.dropout and named["training"] and named["p"] > 0:
+            return dropout(*args, named["p"])
+        if func in RANDOM or (func in RANDOM_IN_TRAINING and (named.get("training") or named.get("dropout_p"))):
+            raise FlashbackError(
+                f"this network draws random numbers by {func.__name__}, so its passes cannot be divided; run it on one "
+                "device"
+            )
+        return func(*args, **named)
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Draw for the whole batch, as one device would, and take the rows of this rank."""
+    assert _whole is not None
+    mask = F.dropout(x.new_ones(_whole, *x.shape[1:]), p, training=True)
+    return x * share_of(mask)
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Normalise in training with the statistics over all ranks, and update the running ones."""
+    output, mean, var, images = BatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        if running_var is not None:
+            unbiased = var * images / (images - 1).clamp(min=1)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    normalised: Tensor = output
+    return normalised
+
+
+class BatchNorm(torch.autograd.Function):
+    """Batch norm over the images of all ranks. Returns the output and, over all ranks, mean, variance and count."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        values = x.to(torch.promote_types(x.dtype, torch.float32))
+        others, channels = [0, *range(2, x.ndim)], x.shape[1]
+        table = values.new_zeros(ranks.count(), 1 + 2 * channels)  # of each rank: count, means and variances
+        if len(x):
+            var, mean = torch.var_mean(values, others, correction=0)
+            table[ranks.rank(), 0] = x.numel() // channels
+            table[ranks.rank(), 1:] = torch.cat([mean, var])
+        counts, means, variances = ranks.add_up(table).split([1, channels, channels], dim=1)
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        var = (counts * (variances + (means - mean).square())).sum(0) / total
+        scale = (var + eps).rsqrt()
+        normalised = (values - along(mean, x)) * along(scale, x)
+        ctx.save_for_backward(normalised, weight, scale, total)
+        ctx.others, ctx.has_bias = others, bias is not None
+        output = normalised if weight is None else normalised * along(weight, x)
+        output = output if bias is None else output + along(bias, x)
+        ctx.mark_non_differentiable(mean, var, total)
+        return output.to(x.dtype), mean, var, total
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, *_: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        normalised, weight, scale, total = ctx.saved_tensors
+        given, slope = slope.dtype, slope.to(normalised.dtype)
+        for_bias, for_weight = slope.sum(ctx.others), (slope * normalised).sum(ctx.others)
+        # What this rank's images give to the gradients of weight and bias is averaged at the end of the step.
+        means = ranks.add_up(torch.cat([for_bias, for_weight])) / total
+        shift, stretch = (along(part, slope) for part in means.tensor_split(2))
+        scale = scale if weight is None else scale * weight
+        inner = along(scale, slope) * (slope - shift - normalised * stretch)
+        return inner.to(given), None if weight is None else for_weight, for_bias if ctx.has_bias else None, None
+
+
+def along(channels: Tensor, x: Tensor) -> Tensor:
+    return channels.view(1, -1, *[1] * (x.ndim - 2))
