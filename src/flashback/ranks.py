@@ -8,16 +8,30 @@ In a run on one device nothing here does anything.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from flashback.errors import FlashbackError, require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LONGEST_SILENCE = timedelta(minutes=30)  # a rank waits so long for another, which may read data or herd
+LONGEST_SILENCE = timedelta(minutes=30)  # a rank waits so long for another, which may be fetching data
+RELATIVE_ROUNDING = 1e-5  # of what all ranks compute alike; none on devices of the same kind
+TIME_TO_END = 5.0  # seconds that a rank has to end by itself once another has failed
+FAILED = "flashback: a rank has failed"  # what ranks count in the store that torchrun keeps
+
+
+class RankError(FlashbackError):
+    """A rank of this run is gone."""
+
+
+class AnotherRankFailedError(RankError):
+    """Raised on all ranks but the one that failed first, which says why."""
 
 
 @dataclass
@@ -30,6 +44,7 @@ class Group:
 
 
 _group = Group()
+_failed_first = False
 
 
 def count() -> int:
@@ -40,6 +55,42 @@ def count() -> int:
 def rank() -> int:
     """Return which of them this process is."""
     return _group.rank
+
+
+def launched() -> bool:
+    """Return whether torchrun, or `--devices`, started this process as one of several ranks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and world_size() > 1
+
+
+def world_size() -> int:
+    """Return how many ranks were started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """Return which of the ranks on this machine this process is."""
+    return int(os.environ["LOCAL_RANK"]) if launched() else 0
+
+
+def check_gpus(wanted: int) -> None:
+    """Refuse more ranks than this machine has GPUs."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    require(
+        wanted <= gpus,
+        f"every rank needs a GPU of its own, and this machine has {gpus}; start fewer ranks, or use --device cpu",
+    )
+
+
+def is_first() -> bool:
+    """Return whether this process is the one that writes and prints."""
+    return int(os.environ["RANK"]) == 0 if launched() else _group.rank == 0
+
+
+def may_print() -> bool:
+    """Return whether this process prints: it is the first, or the one that failed first."""
+    return is_first() or _failed_first
 
 
 def can_capture() -> bool:
@@ -74,9 +125,59 @@ def average(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
     return [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
 
 
+def differing(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors that are not the same on all ranks, apart from rounding."""
+    import torch
+
+    sums = torch.stack([tensor.sum(dtype=torch.float64).cpu() for tensor in tensors.values()])
+    sizes = torch.stack([magnitude(tensor).cpu() for tensor in tensors.values()])
+    table = sums.new_zeros(count(), 2, len(sums))
+    table[rank()] = torch.stack([sums, sizes])
+    add_up(table)
+    apart = (table - table[0]).abs().amax(dim=0)
+    wrong = (apart > RELATIVE_ROUNDING * table[0, 1]).any(dim=0)
+    return [name for name, differs in zip(tensors, wrong.tolist(), strict=True) if differs]
+
+
+def magnitude(tensor: Tensor) -> Tensor:
+    import torch
+
+    return (tensor.abs() if tensor.is_floating_point() else tensor).sum(dtype=torch.float64)
+
+
+def from_first(content: bytes) -> bytes:
+    """Return what rank 0 gives; what the others give is ignored."""
+    import torch
+
+    if _group.count == 1:
+        return content
+    mine = _group.rank == 0
+    size = int(add_up(torch.tensor(len(content) if mine else 0)))
+    whole = torch.zeros(size, dtype=torch.uint8)
+    if mine and content:
+        whole.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    return add_up(whole).numpy().tobytes()
+
+
+@contextmanager
+def first_alone() -> Iterator[None]:
+    """Let the first rank of every machine do something before the others, such as fetching data."""
+    import torch
+
+    waits = local_rank() > 0
+    if waits:
+        add_up(torch.zeros(1))
+    yield
+    if not waits:
+        add_up(torch.zeros(1))
+
+
+# ---------------------------------------------------------------- the beginning and the end of a run
+
+
 @contextmanager
 def sharing(backend: str) -> Iterator[None]:
-    """Be one of the ranks that the environment describes, as torchrun does, inside this context."""
+    """Be one of the ranks that the environment describes, inside this context."""
     global _group
     import torch.distributed as dist
 
@@ -84,6 +185,61 @@ def sharing(backend: str) -> Iterator[None]:
     _group = Group(dist.get_rank(), dist.get_world_size(), captures=backend != "gloo")
     try:
         yield
+        dist.destroy_process_group()
+    except BaseException:
+        if backend == "gloo":  # NCCL might wait for a rank that is gone; here the process ends anyway
+            dist.destroy_process_group()
+        raise
     finally:
         _group = Group()
-        dist.destroy_process_group()
+
+
+@contextmanager
+def joined(on_gpu: bool) -> Iterator[None]:
+    """Be one of the ranks that torchrun started, if it did. If one of them fails, all of them end."""
+    if not launched() or _group.count > 1:
+        yield
+        return
+    global _failed_first
+    import torch
+    import torch.distributed as dist
+
+    if on_gpu:
+        torch.cuda.set_device(local_rank())
+    with sharing("cpu:gloo,cuda:nccl" if on_gpu else "gloo"):
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        over = threading.Event()
+        threading.Thread(target=end_after_others, args=(store, over), daemon=True).start()
+        try:
+            yield
+        except BaseException as error:
+            over.set()
+            _failed_first = is_first_to_fail(store)
+            if not _failed_first:
+                raise AnotherRankFailedError("another rank of this run has failed; it says why") from error
+            if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+                raise RankError(
+                    "another rank of this run ended without a word, or did not answer for "
+                    f"{LONGEST_SILENCE.total_seconds() / 60:g} minutes; the same command goes on from the last checkpoint"
+                ) from error
+            raise
+        finally:
+            over.set()
+
+
+def is_first_to_fail(store: Any) -> bool:
+    try:
+        return bool(store.add(FAILED, 1) == 1)
+    except RuntimeError:  # the store is gone
+        return is_first()
+
+
+def end_after_others(store: Any, over: threading.Event) -> None:
+    """End this process if another rank has failed: it may be waiting for it in a kernel, where nothing else reaches."""
+    while not over.wait(1.0):
+        try:
+            failed = store.check([FAILED])
+        except RuntimeError:  # the store has ended, and with it the run
+            failed = True
+        if failed and not over.wait(TIME_TO_END):
+            os._exit(1)

@@ -12,6 +12,7 @@ import typer
 from typer import Argument, Option
 
 import flashback as fb
+from flashback import ranks
 from flashback.cli import options as opt
 from flashback.cli.bench import bench, check
 from flashback.cli.console import say, show_line
@@ -37,11 +38,16 @@ def show_version(asked: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, Option("--version", callback=show_version, is_eager=True, help="Show the version and stop.")
     ] = False,
 ) -> None:
     """Continual learning, with and without flashbacks."""
+    require(
+        not ranks.launched() or context.invoked_subcommand in ("run", "resume"),
+        "torchrun starts one run on several devices: use it with flashback run or flashback resume",
+    )
 
 
 @app.command("list")
@@ -71,13 +77,14 @@ def run(
     out: opt.Out = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
+    devices: opt.Devices = None,
     recipe: opt.Recipe = None,
     host_file: opt.HostFile = None,
     fast: opt.Fast = False,
     precision: opt.Precision = None,
     track: opt.Track = None,
     settings: opt.Set = None,
-) -> None:
+) -> int:
     """Train one host, bare or with flashbacks.
 
     It is evaluated after every task, in both settings, and leaves its record in a folder. The same command goes on with
@@ -110,9 +117,9 @@ def run(
     if finished_run(folder, to_dict(config), data=data) is not None:
         show_run(folder)
         show_line("Finished already, with the same settings: nothing was trained.")
-        return
+        return 0
     start = partial(fb.run, config, out=folder, data=data, device=device, track=track or [])
-    train(start, folder, config.host.name)
+    return train(start, folder, config.host.name, device, devices)
 
 
 @app.command()
@@ -120,26 +127,36 @@ def resume(
     folder: Annotated[Path, Argument(help="The folder of an unfinished run.")],
     data: opt.Data = None,
     device: opt.Device = "auto",
+    devices: opt.Devices = None,
     host_file: opt.HostFile = None,
     track: opt.Track = None,
-) -> None:
+) -> int:
     """Go on with a run, exactly where it stopped."""
     from flashback.hosts.external import find_hosts
 
     find_hosts(host_file)
     opt.check_one_run(folder)
-    train(partial(fb.resume, folder, data=data, device=device, track=track or []), folder, folder.name)
+    start = partial(fb.resume, folder, data=data, device=device, track=track or [])
+    return train(start, folder, folder.name, device, devices)
 
 
-def train(start: Callable[..., Any], folder: Path, name: str) -> None:
+def train(start: Callable[..., Any], folder: Path, name: str, device: str, devices: int | None) -> int:
     from flashback.cli.progress import ProgressView
 
+    if opt.starts_ranks(devices):
+        from flashback.cli.launch import start_ranks
+
+        return start_ranks(devices, device)
+    if not ranks.is_first():
+        start()
+        return 0
     record = RunFolder(folder).read_run()
     sizes = record.get("task_sizes")
     with ProgressView() as view:
         tasks = len(sizes) if isinstance(sizes, list) else None
         start(observers=[view.watch(str(record.get("host", name)), tasks)])
     show_run(folder)
+    return 0
 
 
 def reconfigure(path: Path, changes: dict[str, Any], data: Path | None) -> fb.RunConfig:

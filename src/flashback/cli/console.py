@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flashback import ranks
 from flashback.errors import printable, shorten
 
 WIDTH = 120  # of tables where no terminal says how wide it is
@@ -37,6 +38,8 @@ def output() -> Console:
 
 
 def write(console: Console, content: Table | str, soft_wrap: bool = False) -> None:
+    if not ranks.may_print():
+        return
     with console.capture() as capture:
         console.print(content, soft_wrap=soft_wrap)
     try:
@@ -53,6 +56,8 @@ def show_line(line: str) -> None:
 
 def say(line: str) -> None:
     """Print one line to stderr, with words of more than 300 characters cut."""
+    if not ranks.may_print():
+        return
     words = re.sub(r"(\S{200})\S{100,}(?=\S\S)", r"\1...", " ".join(line.split()))
     with suppress(OSError):  # a stderr that takes nothing
         print(printable(shorten(words, LONGEST_LINE)), file=sys.stderr)

@@ -10,6 +10,7 @@ import typer
 from flashback.cli.commands import app
 from flashback.cli.console import discard_output, prepare_streams, say
 from flashback.errors import FlashbackError, Interrupted
+from flashback.ranks import AnotherRankFailedError, RankError
 
 # click's error; typer keeps it in different places in different versions
 UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
@@ -34,6 +35,10 @@ def exit_code(arguments: list[str]) -> int:
         return code or 0
     except typer.Exit as end:  # of --help and --version
         return end.exit_code
+    except AnotherRankFailedError:
+        return FAILED
+    except RankError as error:
+        return stop(FAILED, f"error: {error}")
     except FlashbackError as error:
         return stop(BAD_INPUT, f"error: {error}")
     except UsageError as error:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 from typer import Argument, Option
 
+from flashback import ranks
 from flashback.cli.console import say
 from flashback.config import parse_assignment
 from flashback.errors import require
@@ -23,6 +24,10 @@ Recipe = Annotated[
 Out = Annotated[Path | None, Option(help="The folder for the records; default: under runs/.")]
 Data = Annotated[Path | None, Option(help="The folder the datasets are in.")]
 Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+Devices = Annotated[
+    int | None,
+    Option(metavar="N", help="Divide every batch among N GPUs, or N processes on a CPU; default: one device."),
+]
 Fast = Annotated[bool, Option("--fast", help="Give up determinism for speed on a GPU.")]
 Precision = Annotated[str | None, Option(help="fp32, tf32 or bf16; default: bf16 on a GPU, else fp32.")]
 HostFile = Annotated[
@@ -55,6 +60,19 @@ def parse_settings(assignments: list[str] | None, **options: Any) -> dict[str, A
             require(full_keys.get(key, value) == value, f"--{option} and --set {key} disagree; give one of them")
             settings[key] = value
     return settings
+
+
+def starts_ranks(devices: int | None) -> TypeGuard[int]:
+    """Return whether this process has to start others; ranks have the same options as the process that started them."""
+    require(devices is None or devices >= 1, f"--devices must be at least 1, not {devices}")
+    if ranks.launched():
+        started = ranks.world_size()
+        require(
+            devices in (None, started),
+            f"--devices is {devices}, but torchrun started {started} processes; leave out --devices",
+        )
+        return False
+    return devices is not None and devices > 1
 
 
 def note_missing_recipe(host: str, benchmark: str, recipe: str, host_file: Sequence[Path] | None = None) -> None:

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from flashback import ranks
 from flashback.config import CheckpointConfig, build
 from flashback.errors import FlashbackError, require
 from flashback.errors import Interrupted as Interrupted
@@ -110,7 +111,7 @@ class Checkpoints:
     def write(self, state: RunState) -> None:
         make_folder(self.folder)
         number = f"{1 + max((int(path.stem) for path in self.manifests()), default=0):06d}"
-        content = safetensors.torch.save({name: storable(tensor) for name, tensor in state.tensors.items()})
+        content = serialised(state)
         values = {**state.values, "log_bytes": self.log_size(), "run": self.run, "format": FORMAT}
         manifest = {"tensors": digest(content), "size": len(content), "values": values}
         try:
@@ -157,29 +158,48 @@ class Checkpoints:
             "restore what was changed, or start the run in another folder",
         )
 
-    @contextmanager
-    def stop_on_signals(self) -> Iterator[None]:
+    def stop_on_signals(self) -> AbstractContextManager[None]:
         """The first signal asks for a checkpoint and a stop, a second one quits at once. Ignored ones stay ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        watched = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+        return on_first_signal(self.stopping.set)
 
-        def restore() -> None:
-            for number, handler in watched.items():
-                signal.signal(number, handler or signal.SIG_DFL)
 
-        def ask(*_: object) -> None:
-            self.stopping.set()
-            restore()
+@contextmanager
+def on_first_signal(act: Callable[[], None]) -> Iterator[None]:
+    """Do something when asked to stop; a second signal acts as it would outside of this context."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    watched = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
-        try:
-            for number in watched:
-                signal.signal(number, ask)
-            yield
-        finally:
-            restore()
+    def restore() -> None:
+        for number, handler in watched.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+    def ask(*_: object) -> None:
+        act()
+        restore()
+
+    try:
+        for number in watched:
+            signal.signal(number, ask)
+        yield
+    finally:
+        restore()
+
+
+def to_all_ranks(state: RunState | None) -> RunState | None:
+    """Give the state that rank 0 has loaded to the other ranks."""
+    if ranks.count() == 1:
+        return state
+    tensors = b"" if state is None else serialised(state)
+    values = json.dumps(None if state is None else state.values).encode()
+    tensors, values = ranks.from_first(tensors), ranks.from_first(values)
+    return RunState(safetensors.torch.load(tensors), json.loads(values)) if tensors else None
+
+
+def serialised(state: RunState) -> bytes:
+    return safetensors.torch.save({name: storable(tensor) for name, tensor in state.tensors.items()})
 
 
 def storable(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from flashback import ranks
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.from_record import DATA, describe_data
 from flashback.config import RunConfig
@@ -34,13 +35,18 @@ SWITCHES = (
 
 
 def select_device(device: str | torch.device = "auto") -> torch.device:
-    name, has_gpu = "cuda" if str(device) == "cuda:0" else str(device), torch.cuda.is_available()
+    mine, has_gpu = f"cuda:{ranks.local_rank()}", torch.cuda.is_available()  # the GPU of this rank
+    name = "cuda" if str(device) in ("cuda:0", mine) else str(device)
     require(
         name in ("auto", "cpu", "cuda"),
         f"device (--device) must be auto, cpu or cuda, not '{name}'; set CUDA_VISIBLE_DEVICES to choose a GPU",
     )
     require(name != "cuda" or has_gpu, "device (--device) is cuda, but there is no CUDA device; use cpu or auto")
-    return torch.device(("cuda" if has_gpu else "cpu") if name == "auto" else name)
+    name = ("cuda" if has_gpu else "cpu") if name == "auto" else name
+    if name == "cuda" and ranks.launched():
+        ranks.check_gpus(int(os.environ["LOCAL_WORLD_SIZE"]))
+        return torch.device(mine)
+    return torch.device(name)
 
 
 def select_precision(config: RunConfig, device: torch.device) -> str:
@@ -106,6 +112,7 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
             **rounding_of(device),
             **external_code(config.host.name, config.host.net),
             **versions(),
+            **({"ranks": ranks.count()} if ranks.count() > 1 else {}),
         },
         "versions": versions(),
         "commit": commit(),

@@ -9,7 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from flashback import ranks
 from flashback.batches import Stream
+from flashback.errors import require
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Stage
 from flashback.nets import Backbone
@@ -21,7 +23,7 @@ EAGER_FIRST = 2  # steps before a capture, which initialise cuDNN, cuBLAS and th
 
 
 def make_step(host: Host, stage: Stage, stream: Stream, precision: str) -> TrainingStep:
-    captured = host.device.type == "cuda" and host.config.capture
+    captured = host.device.type == "cuda" and host.config.capture and ranks.can_capture()
     return (CapturedStep if captured else TrainingStep)(host, stage, stream, precision)
 
 
@@ -38,6 +40,9 @@ def prepare_backbones(host: Host, networks: Iterable[nn.Module]) -> None:
 
 def compilation_pays(host: Host) -> bool:
     """Compilation takes about a minute unless it is cached, so only a long run gains from it."""
+    if ranks.count() > 1:
+        require(not host.config.compile, "compile=true does not go with several devices; leave it out")
+        return False
     if host.config.compile is not None:
         return host.config.compile
     images = sum(len(task.train) for task in host.benchmark.tasks) * host.config.training.epochs

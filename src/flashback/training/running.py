@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashback import records
+from flashback import ranks, records
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.from_record import benchmark_from_record
 from flashback.config import RunConfig, to_dict
@@ -20,7 +20,7 @@ from flashback.plugin import Flashback
 from flashback.recipes import comparable, config_from_dict, resolved
 from flashback.training import environment
 from flashback.training.building import build_method, check_loaded, explaining_failures, open_benchmark
-from flashback.training.checkpoints import Checkpoints, digest_of
+from flashback.training.checkpoints import Checkpoints, digest_of, on_first_signal, to_all_ranks
 from flashback.training.evaluation import host_of
 from flashback.training.first_task_cache import FirstTaskCache, replay_log
 from flashback.training.result import TrainingResult
@@ -51,7 +51,8 @@ def run(
         config: What `configure` returns.
         out: The folder of the run; None keeps nothing on disk.
         data: The folder of the datasets.
-        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one. In a script that torchrun starts, each rank has its
+            own GPU, and rank 0 alone writes and calls observers.
         observers: Functions that are called with every event of the run.
         track: Trackers to report to: tensorboard, wandb, mlflow.
         first_tasks: A folder in which runs that differ only in flashback share their first task.
@@ -72,18 +73,43 @@ def run(
     device = environment.select_device(device)
     precision = environment.select_precision(config, device)
     require(out is None or not (Path(out) / records.COMPARISON).exists(), f"{out} holds a comparison; {ANOTHER_FOLDER}")
-    benchmark = open_benchmark(config, data)
-    if out is not None and (record := finished_run(Path(out), to_dict(config), benchmark.checksum)) is not None:
-        return TrainingResult.from_record(record)
-    observers = [*observers, *([task_printer(benchmark)] if progress else [])]
-    with environment.prepared_device(config, device, precision), explaining_failures():
-        method = build_method(config, benchmark, device)
-        if out is None:
-            return Trainer(method, benchmark, observers, precision=precision).run()
-        folder = records.RunFolder.open(Path(out), to_dict(config), decisive_settings)
-        with folder.lock():
-            shared = None if first_tasks is None else Path(first_tasks)
-            return _run_in_folder(folder, method, benchmark, observers, track, precision, shared, other_code)
+    with ranks.joined(device.type == "cuda"):
+        with ranks.first_alone():
+            benchmark = open_benchmark(config, data)
+        if out is not None and (record := finished_run(Path(out), to_dict(config), benchmark.checksum)) is not None:
+            return TrainingResult.from_record(record)
+        check_batches(config)
+        observers = [*observers, *([task_printer(benchmark)] if progress else [])]
+        with environment.prepared_device(config, device, precision), explaining_failures():
+            method = build_method(config, benchmark, device)
+            if not ranks.is_first():
+                return _run_beside_first(method, benchmark, precision, resumable=out is not None)
+            if out is None:
+                return Trainer(method, benchmark, observers, precision=precision).run()
+            folder = records.RunFolder.open(Path(out), to_dict(config), decisive_settings)
+            with folder.lock():
+                shared = None if first_tasks is None else Path(first_tasks)
+                return _run_in_folder(folder, method, benchmark, observers, track, precision, shared, other_code)
+
+
+def check_batches(config: RunConfig) -> None:
+    size = config.training.batch_size
+    require(
+        size >= ranks.count(),
+        f"training.batch_size is {size}, less than one image for each of {ranks.count()} ranks; raise it, or start "
+        "fewer",
+    )
+
+
+def _run_beside_first(
+    method: Host | Flashback, benchmark: Benchmark, precision: str, resumable: bool
+) -> TrainingResult:
+    """Do what rank 0 does, from where it starts, without a record. Rank 0 alone decides when to stop."""
+    trainer = Trainer(method, benchmark, precision=precision)
+    if resumable and (state := to_all_ranks(None)):
+        trainer.resume(state)
+    with on_first_signal(lambda: None):
+        return trainer.run()
 
 
 def train(
@@ -192,7 +218,7 @@ def _run_in_folder(
         if state and trackers:
             replay_log(folder.read_log(), trackers)
         trainer = Trainer(method, benchmark, [folder.log, *observers, *trackers], checkpoints, precision)
-        if state:
+        if state := to_all_ranks(state):
             trainer.resume(state)
         with checkpoints.stop_on_signals():
             result = trainer.run()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flashback import seeds
+from flashback import ranks, seeds
 from flashback.batches import Stream, count_batches, prefetch, split_batches
 from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
@@ -107,6 +107,7 @@ class Trainer:
         for index in range(self.position.stage, len(stages)):
             self.run_stage(task, stages[index])
             self.move(Position(task.index, index + 1))
+        self.check_ranks()
         if not self.benchmark.is_open:
             self.evaluate(self.benchmark.tasks[: task.index + 1])
         self.move(Position(task.index + 1))
@@ -175,6 +176,17 @@ class Trainer:
         self._trained_until = None
         self.emit("epoch", stage=stage.name, epoch=epoch, epochs=stage.epochs, lr=rate, losses=terms)
         self.move(replace(self.position, epoch=epoch + 1, step=0))
+
+    def check_ranks(self) -> None:
+        """Refuse a host that ends a task with another state on another rank."""
+        tensors = {**self.host.state_dict(), **self.random_state()}
+        differing = ranks.differing(tensors) if ranks.count() > 1 else []
+        if differing:
+            raise FlashbackError(
+                f"after task {self.host.task.index + 1}, the ranks of this run hold different values of {differing[0]}; "
+                f"{self.host.settings.name} or its net computes something that depends on the images of one rank, so "
+                "run it on one device"
+            )
 
     def claim_host(self) -> None:
         """Refuse a host that another trainer has trained."""
