@@ -142,7 +142,7 @@ def differing(tensors: Mapping[str, Tensor]) -> list[str]:
 def magnitude(tensor: Tensor) -> Tensor:
     import torch
 
-    return (tensor.abs() if tensor.is_floating_point() else tensor).sum(dtype=torch.float64)
+    return (tensor if tensor.dtype in (torch.bool, torch.uint8) else tensor.abs()).sum(dtype=torch.float64)
 
 
 def from_first(content: bytes) -> bytes:
@@ -203,11 +203,12 @@ def joined(on_gpu: bool) -> Iterator[None]:
     global _failed_first
     import torch
     import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if on_gpu:
         torch.cuda.set_device(local_rank())
     with sharing("cpu:gloo,cuda:nccl" if on_gpu else "gloo"):
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         over = threading.Event()
         threading.Thread(target=end_after_others, args=(store, over), daemon=True).start()
         try:
@@ -218,9 +219,10 @@ def joined(on_gpu: bool) -> Iterator[None]:
             if not _failed_first:
                 raise AnotherRankFailedError("another rank of this run has failed; it says why") from error
             if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+                minutes = LONGEST_SILENCE.total_seconds() / 60
                 raise RankError(
-                    "another rank of this run ended without a word, or did not answer for "
-                    f"{LONGEST_SILENCE.total_seconds() / 60:g} minutes; the same command goes on from the last checkpoint"
+                    f"another rank of this run ended without a word, or did not answer for {minutes:g} minutes; the "
+                    "same command goes on from the last checkpoint"
                 ) from error
             raise
         finally:

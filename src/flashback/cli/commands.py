@@ -46,7 +46,7 @@ def options(
     """Continual learning, with and without flashbacks."""
     require(
         not ranks.launched() or context.invoked_subcommand in ("run", "resume"),
-        "torchrun starts one run on several devices: use it with flashback run or flashback resume",
+        "torchrun starts one run on several devices: use it with flashback run or resume",
     )
 
 

@@ -69,7 +69,7 @@ def starts_ranks(devices: int | None) -> TypeGuard[int]:
         started = ranks.world_size()
         require(
             devices in (None, started),
-            f"--devices is {devices}, but torchrun started {started} processes; leave out --devices",
+            f"--devices is {devices}, but torchrun started {started} processes; leave it out",
         )
         return False
     return devices is not None and devices > 1

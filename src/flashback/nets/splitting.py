@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def local_sizes(sizes: Sequence[int]) -> list[int]:
         ends.append(ends[-1] + size)
     # Of the images before `end`, so many are those of this rank.
     ends = [-((ranks.rank() - end) // ranks.count()) if end > ranks.rank() else 0 for end in ends]
-    return [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def share_of(tensor: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ class SplitPass(TorchFunctionMode):
         if func is F.batch_norm and named["training"]:
             return batch_norm(*args, **named)
         if func is F.dropout and named["training"] and named["p"] > 0:
-            return dropout(*args, named["p"])
+            return dropout(args[0], named["p"])
         if func in RANDOM or (func in RANDOM_IN_TRAINING and (named.get("training") or named.get("dropout_p"))):
             raise FlashbackError(
                 f"this network draws random numbers by {func.__name__}, so its passes cannot be divided; run it on one "
@@ -180,7 +181,7 @@ class BatchNorm(torch.autograd.Function):
             var, mean = torch.var_mean(values, others, correction=0)
             table[ranks.rank(), 0] = x.numel() // channels
             table[ranks.rank(), 1:] = torch.cat([mean, var])
-        counts, means, variances = ranks.add_up(table).split([1, channels, channels], dim=1)
+        counts, means, variances = torch.split(ranks.add_up(table), [1, channels, channels], dim=1)
         total = counts.sum()
         mean = (counts * means).sum(0) / total
         var = (counts * (variances + (means - mean).square())).sum(0) / total

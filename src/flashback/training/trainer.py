@@ -107,7 +107,6 @@ class Trainer:
         for index in range(self.position.stage, len(stages)):
             self.run_stage(task, stages[index])
             self.move(Position(task.index, index + 1))
-        self.check_ranks()
         if not self.benchmark.is_open:
             self.evaluate(self.benchmark.tasks[: task.index + 1])
         self.move(Position(task.index + 1))
@@ -156,6 +155,7 @@ class Trainer:
         self.step = None
         self.seed_generators(*key, "end")
         stage.end()
+        self.check_ranks()
 
     def run_epoch(self, step: TrainingStep, stage: Stage, stream: Stream, epoch: int, order: Tensor) -> None:
         rate = stage.optimisation.rate(epoch, stage.epochs)
@@ -178,12 +178,12 @@ class Trainer:
         self.move(replace(self.position, epoch=epoch + 1, step=0))
 
     def check_ranks(self) -> None:
-        """Refuse a host that ends a task with another state on another rank."""
+        """Refuse a host that ends a stage with another state on another rank."""
         tensors = {**self.host.state_dict(), **self.random_state()}
         differing = ranks.differing(tensors) if ranks.count() > 1 else []
         if differing:
             raise FlashbackError(
-                f"after task {self.host.task.index + 1}, the ranks of this run hold different values of {differing[0]}; "
+                f"the ranks of this run came to different values of {differing[0]} in task {self.host.task.index + 1}; "
                 f"{self.host.settings.name} or its net computes something that depends on the images of one rank, so "
                 "run it on one device"
             )
