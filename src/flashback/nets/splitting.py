@@ -168,44 +168,54 @@ def batch_norm(
 
 
 class BatchNorm(torch.autograd.Function):
-    """Batch norm over the images of all ranks. Returns the output and, over all ranks, mean, variance and count."""
+    """Batch norm over the images of all ranks. Returns the output and, over all ranks, mean, variance and count.
+
+    It uses the kernels for one device, which are several times as fast as the same formulas written out.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        values = x.to(torch.promote_types(x.dtype, torch.float32))
-        others, channels = [0, *range(2, x.ndim)], x.shape[1]
-        table = values.new_zeros(ranks.count(), 1 + 2 * channels)  # of each rank: count, means and variances
+        channels = x.shape[1]
+        kind = torch.promote_types(x.dtype, torch.float32)
+        table = x.new_zeros(ranks.count(), 1 + 2 * channels, dtype=kind)  # of each rank: count, means and variances
         if len(x):
-            var, mean = torch.var_mean(values, others, correction=0)
+            _, mean, scale = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)
             table[ranks.rank(), 0] = x.numel() // channels
-            table[ranks.rank(), 1:] = torch.cat([mean, var])
+            table[ranks.rank(), 1:] = torch.cat([mean, (scale.square().reciprocal() - eps).clamp(min=0)])
         counts, means, variances = torch.split(ranks.add_up(table), [1, channels, channels], dim=1)
         total = counts.sum()
         mean = (counts * means).sum(0) / total
         var = (counts * (variances + (means - mean).square())).sum(0) / total
-        scale = (var + eps).rsqrt()
-        normalised = (values - along(mean, x)) * along(scale, x)
-        ctx.save_for_backward(normalised, weight, scale, total)
-        ctx.others, ctx.has_bias = others, bias is not None
-        output = normalised if weight is None else normalised * along(weight, x)
-        output = output if bias is None else output + along(bias, x)
+        ctx.has = weight is not None, bias is not None
+        weight = torch.ones_like(mean) if weight is None else weight
+        ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt(), total)
+        ctx.eps = eps
         ctx.mark_non_differentiable(mean, var, total)
-        return output.to(x.dtype), mean, var, total
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps), mean, var, total
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, *_: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
-        normalised, weight, scale, total = ctx.saved_tensors
-        given, slope = slope.dtype, slope.to(normalised.dtype)
-        for_bias, for_weight = slope.sum(ctx.others), (slope * normalised).sum(ctx.others)
+        """With y = (x - mean) * scale, dL/dx = weight * scale * (s - mean s - y * mean(s y)), s being dL/d(output).
+
+        The kernel takes these means over the images of this rank. What is missing is linear in x.
+        """
+        x, weight, mean, scale, total = ctx.saved_tensors
+        for_x, for_weight, for_bias = torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
+        if len(x):
+            backward = torch.ops.aten.native_batch_norm_backward
+            for_x, for_weight, for_bias = backward(
+                slope, x, weight, None, None, mean, scale, True, ctx.eps, [True, True, True]
+            )
+        sums = torch.stack([for_bias, for_weight])
+        local = sums / max(1, x.numel() // x.shape[1])
+        shift, stretch = weight * scale * (local - ranks.add_up(sums) / total)
+        for_x += affine(x, stretch * scale, shift - stretch * scale * mean)
         # What this rank's images give to the gradients of weight and bias is averaged at the end of the step.
-        means = ranks.add_up(torch.cat([for_bias, for_weight])) / total
-        shift, stretch = (along(part, slope) for part in means.tensor_split(2))
-        scale = scale if weight is None else scale * weight
-        inner = along(scale, slope) * (slope - shift - normalised * stretch)
-        return inner.to(given), None if weight is None else for_weight, for_bias if ctx.has_bias else None, None
+        return for_x, for_weight if ctx.has[0] else None, for_bias if ctx.has[1] else None, None
 
 
-def along(channels: Tensor, x: Tensor) -> Tensor:
-    return channels.view(1, -1, *[1] * (x.ndim - 2))
+def affine(x: Tensor, factor: Tensor, summand: Tensor) -> Tensor:
+    """Compute factor * x + summand for each channel, in one kernel."""
+    return F.batch_norm(x, torch.zeros_like(factor), torch.ones_like(factor), factor, summand, False, 0.0, 0.0)
