@@ -48,7 +48,7 @@ class Run:
         }
         config = quick_config(self.name, self.flashback, **own)
         prepare_device(config, torch.device(self.device), "fp32")
-        benchmark = tiny_benchmark((2, 3), per_class=6, test_per_class=3)
+        benchmark = tiny_benchmark((2, 3), per_class=4, test_per_class=2)
         events: list[Any] = []
         trainer = Trainer(build_method(config, benchmark, self.device), benchmark, [events.append])
         results = trainer.run().as_dict()
