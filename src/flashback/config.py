@@ -84,6 +84,7 @@ class TrainingConfig(Section):
     first_schedule: Literal["none", "step", "cosine"] | None = None  # of the first task; None: as the others
     milestones: tuple[float, ...] = (0.7, 0.9)  # fractions of a stage's epochs at which "step" lowers the rate
     gamma: Positive = 0.1  # factor of each drop
+    stability: NotNegative = 1.0  # factor of the loss term 'stability', from the second task on
     average: BelowOne | None = None  # decay of the running average of the weights on which a task ends; None: off
     merge: PositiveShare | None = None  # share of the weights before a task in those after it; None: off
     views: tuple[str, ...] = ("crop", "flip")  # augmentation of training images; they act in a fixed order

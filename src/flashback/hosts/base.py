@@ -138,6 +138,7 @@ class Host(Predictor):
             f"training.merge needs a host that learns task by task, and {config.host.name} learns all tasks at once; "
             "leave it out",
         )
+        require(training.stability == 1 or (self.has_knowledge and self.has_stability), no_stability(config.host.name))
         self.views = Views(benchmark.mean, benchmark.std, training.views, size=training.image_size)
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
@@ -277,7 +278,20 @@ class Host(Predictor):
             variant=self.variant,
             main=True,
         )
-        return with_ending(self, replace(stage, **changes))
+        return with_ending(self, self.with_stability_weight(replace(stage, **changes)))
+
+    def with_stability_weight(self, stage: Stage) -> Stage:
+        """Return the stage with its stability loss multiplied by `training.stability`; Flashback's own term stays."""
+        factor, losses = self.config.training.stability, stage.losses
+        if factor == 1 or self.task.index == 0:
+            return stage
+
+        def weighted_losses(step: Any) -> Mapping[str, Tensor]:
+            terms = losses(step)
+            require("stability" in terms, no_stability(self.settings.name))
+            return {**terms, "stability": factor * terms["stability"]}
+
+        return replace(stage, losses=weighted_losses)
 
     def later_stage(self, name: str, epochs: int | None, optimisation: Mapping[str, Any], **changes: Any) -> Stage:
         """Make a stage beside the main one; it runs once, with Flashback or without it.
@@ -344,7 +358,7 @@ class Host(Predictor):
 
         Returns:
             Scalars by name, which are logged: 'task', 'stability', and what else the method has. The name 'stability'
-            marks the term that `flashback.phase1_stability` weighs.
+            marks the term that `training.stability` and `flashback.phase1_stability` weigh.
         """
         raise FlashbackError(f"{self.settings.name} has no losses; give its class a method losses(step)")
 
@@ -441,6 +455,13 @@ class Host(Predictor):
 
 
 # ---------------------------------------------------------------- helpers
+
+
+def no_stability(host: str) -> str:
+    return (
+        f"training.stability weighs the loss term 'stability' of later tasks, and {host} has none of this name; leave "
+        "it at 1"
+    )
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Train the first task once: runs that differ only in flashback, which begins with the second task, share it."""
+"""Train the first task once: runs that differ only in what begins with the second task, such as flashback, share it."""
 
 import json
 import warnings
@@ -18,10 +18,13 @@ from flashback.training.trainer import Observer, RunState
 
 SHARED = ".first-tasks"  # the folder beside the runs of a comparison or a sweep
 IRRELEVANT = ("flashback", "checkpoint")  # sections of a configuration that do not affect the first task
+FROM_TASK_2 = ("stability", "merge")  # settings of training that begin with the second task
 
 
 def first_task_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {section: values for section, values in config.items() if section not in IRRELEVANT}
+    relevant = {section: values for section, values in config.items() if section not in IRRELEVANT}
+    training = {key: value for key, value in config["training"].items() if key not in FROM_TASK_2}
+    return {**relevant, "training": training}
 
 
 @dataclass(frozen=True)
