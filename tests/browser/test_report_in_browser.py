@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run, write_similarity
+from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_frontier, write_run, write_similarity
 from PIL import Image
 
 from flashback.reports import read_report, write_report
@@ -35,6 +35,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     matrices = {setting: made_matrix(10) for setting in SETTINGS}
     write_run(runs / "evil", made_config(EVIL, recipe=EVIL), matrices, confusion=[[8, 2], [5, 15]])
     write_similarity(runs / "icarl")
+    write_frontier(runs / "icarl")
     (runs / "half").mkdir()
     (runs / "half" / "config.yaml").write_text("host: x")
     return write_report(read_report([runs]), folder / "report.html")[0]
@@ -218,7 +219,7 @@ def test_settings_show_their_difference_or_all_of_them(report: Path, browser: An
 # ---------------------------------------------------------------- charts
 
 
-KINDS = ("curve", "balance", "matrices", "losses", "similarity 0")
+KINDS = ("curve", "balance", "matrices", "losses", "similarity 0", "frontier 0")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -55,7 +55,7 @@ def test_the_list_of_all_leaves_out_the_long_ones(flashback: Command) -> None:
     assert code == 0
     for what in ("hosts", "benchmarks", "nets"):
         assert set(flashback("list", what)[1].splitlines()) <= set(lines)
-    assert lines[-1] == "There are also recipes (flashback list recipes) and sweeps (flashback list sweeps)."
+    assert lines[-1] == "There are also recipes, sweeps and forms, for example: flashback list forms"
 
 
 def test_list_says_which_hosts_take_flashbacks(flashback: Command) -> None:

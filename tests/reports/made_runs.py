@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from flashback.config import to_dict
-from flashback.metrics import summarise
+from flashback.metrics import TradeOff, summarise
 from flashback.recipes import configure, find_recipe
+from flashback.results.frontier import FRONTIER, Curve, Frontier
 
 Matrix = list[list[float]]
 SETTINGS = ("class_incremental", "task_incremental")
@@ -149,3 +150,29 @@ def write_similarity(folder: Path, host: str = "icarl", seeds: Sequence[int] = (
     content = {"host": host, "seeds": dict(zip(values, seeds, strict=True)), "layers": layers, "old": values}
     content["new"] = {arm: [value + 0.1 for value in row] for arm, row in values.items()}
     (folder / "cka.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def made_frontier(lifts: Mapping[str, float] | None = None, shift: float = 0.0, host: str = "icarl") -> Frontier:
+    """A host on the line old = 100 - new, three weights and seeds, and forms that lie above it by `lifts`.
+
+    Forms learn new tasks two points better at each weight. The lift of a seed is half a point lower or higher.
+    """
+
+    def points(lift: float, seed: int, ahead: float) -> list[TradeOff | None]:
+        new = [20.0 + ahead + 5 * k + 0.3 * seed for k in range(3)]
+        return [TradeOff(x, 100 - x + (lift + 0.5 * (seed - 1) if ahead else 0)) for x in new]
+
+    def curve(name: str, lift: float, ahead: float) -> Curve:
+        by_setting = {setting: {seed: points(lift, seed, ahead) for seed in range(3)} for setting in SETTINGS}
+        return Curve(name, {"flashback.alpha": 0.1} if ahead else {}, ahead > 0, by_setting)
+
+    forms = {"free-primary": 2.0} if lifts is None else lifts
+    curves = [curve("host alone", 0.0, 0.0), *(curve(name, lift, 2.0 + shift) for name, lift in forms.items())]
+    return Frontier(host, "split-cifar100", "controlled", [3.0, 1.0, 0.3], [0, 1, 2], curves)
+
+
+def write_frontier(folder: Path) -> Frontier:
+    frontier = made_frontier()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FRONTIER).write_text(json.dumps(frontier.as_dict()))
+    return frontier

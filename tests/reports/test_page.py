@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run, write_similarity
+from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_frontier, write_run, write_similarity
 
-from flashback.reports import read_report
+from flashback.reports import read_report, write_report
 from flashback.reports.page import html_page
 
 SHOWN_CARDS = 6
@@ -224,3 +224,22 @@ def test_two_hundred_runs_answer_soon_on_a_page_of_few_megabytes(tmp_path: Path)
     assert len(report.pairings) == 100
     assert spent < 60  # some 3 on an idle machine
     assert len(text.encode()) < 5_000_000
+
+
+def test_a_frontier_has_its_answers_its_points_and_a_chart(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    frontier = write_frontier(tmp_path)
+    text = html_page(read_report([tmp_path]))
+    page = Page(text)
+    (advantage,) = frontier.advantages("class_incremental")
+    assert any(advantage.sentence in part for part in page.text)
+    rows = [cells for group, _, cells in page.rows if group == "class_incremental" and cells[0] == "free-primary"]
+    assert [cells[1] for cells in rows if len(cells) == 7] == ["3", "1", "0.3"]
+    assert ("div", {"class": "plot", "data-draw": "frontier 0"}) in page.tags
+    (own, form) = json.loads(page.scripts[0])["frontiers"][0]["class_incremental"].values()
+    assert [point["weight"] for point in own] == [3, 1, 0.3]
+    assert form[0]["new"] == [pytest.approx(22.3), pytest.approx(0.3)]
+    markdown = write_report(read_report([tmp_path]), tmp_path / "report.md", "md")[0].read_text()
+    assert (
+        "## Frontier of icarl on split\\-cifar100" in markdown or "## Frontier of icarl on split-cifar100" in markdown
+    )

@@ -5,24 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run, write_similarity
+from made_runs import (
+    SETTINGS,
+    made_config,
+    made_frontier,
+    made_matrix,
+    write_comparison,
+    write_frontier,
+    write_run,
+    write_similarity,
+)
 from PIL import Image
 
 from flashback.reports import read_report, write_plots
-from flashback.reports.plots import folder_name, grids, plot_answers, plot_confusion, plot_grid, plot_methods
+from flashback.reports.plots import (
+    folder_name,
+    grids,
+    plot_answers,
+    plot_confusion,
+    plot_frontier,
+    plot_grid,
+    plot_methods,
+)
 
 
 @pytest.mark.slow
 def test_every_chart_is_written_as_png_and_pdf(tmp_path: Path) -> None:
     write_comparison(tmp_path / "runs", seeds=2)
     write_similarity(tmp_path / "runs")
+    write_frontier(tmp_path / "runs")
     plots = tmp_path / "plots"
     written = write_plots(read_report([tmp_path / "runs"]), plots)
     settings = ("class-incremental", "task-incremental")
     own = [f"{kind}-{setting}" for kind in ("accuracy", "matrices", "balance") for setting in settings]
     names = [f"answers-{setting}" for setting in settings]
     names += [f"icarl-on-split-cifar100/{name}" for name in (*own, "losses", "budget")]
-    names += ["cka-icarl-seed-123/cka"]
+    names += ["cka-icarl-seed-123/cka", "frontier-icarl-on-split-cifar100/frontier"]
     files = {path.relative_to(plots).as_posix() for path in written}
     assert files == {f"{name}.{suffix}" for name in names for suffix in ("png", "pdf")}
     assert {path for path in plots.rglob("*") if path.is_file()} == set(written)
@@ -131,3 +149,16 @@ def test_confusion_is_drawn_where_it_is_recorded(tmp_path: Path) -> None:
     assert figure.axes[0].images[0].get_array().tolist() == [[80, 20], [25, 75]]
     write_run(tmp_path / "b", made_config("lucir"), matrices)
     assert plot_confusion(read_report(tmp_path / "b").pairings[0]) is None
+
+
+def test_a_frontier_marks_dominated_points_and_names_the_weights(tmp_path: Path) -> None:
+    figure = plot_frontier(made_frontier())
+    left, right = figure.axes
+    own, _, form, *_ = left.lines
+    assert own.get_xdata().tolist() == pytest.approx([20.3, 25.3, 30.3])
+    assert form.get_ydata()[0] == pytest.approx(100 - 22.3 + 2)
+    dominated = [line for line in left.lines if line.get_linestyle() == "None" and len(line.get_xdata())]
+    assert [len(line.get_xdata()) for line in dominated] == [3]
+    assert [text.get_text() for text in left.texts] == ["3", "1", "0.3"]
+    labels = [text.get_text().replace("\n", " ") for text in right.get_legend().get_texts()]
+    assert labels[:2] == ["host alone", "free-primary, +2.00 (+0.76 to +3.24)"]

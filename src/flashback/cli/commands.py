@@ -16,16 +16,15 @@ from flashback import ranks
 from flashback.cli import options as opt
 from flashback.cli.bench import bench, check
 from flashback.cli.console import say, show_line
+from flashback.cli.frontier import frontier
 from flashback.cli.learning import history, learn, prune, rollback
 from flashback.cli.models import evaluate, export, predict
 from flashback.cli.show import show, show_run
 from flashback.cli.studies import cka, sweep, tune
 from flashback.config import set_dotted, to_dict
-from flashback.errors import FlashbackError, abbreviate, require, unknown
+from flashback.errors import FlashbackError, require, unknown
 from flashback.plain_yaml import read_yaml
 from flashback.records import RunFolder
-
-DEFAULT_SEEDS = 3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -53,7 +52,7 @@ def options(
 @app.command("list")
 def list_names(
     what: Annotated[
-        str | None, Argument(help="hosts, benchmarks, nets, recipes or sweeps; default: the first three.")
+        str | None, Argument(help="hosts, benchmarks, nets, recipes, sweeps or forms; default: the first three.")
     ] = None,
     host_file: opt.HostFile = None,
 ) -> None:
@@ -65,7 +64,7 @@ def list_names(
     for name in [what] if what else SHORT_LISTS:
         show_list(name, host_file)
     if what is None:
-        show_line("There are also recipes (flashback list recipes) and sweeps (flashback list sweeps).")
+        show_line("There are also recipes, sweeps and forms, for example: flashback list forms")
 
 
 @app.command()
@@ -201,7 +200,7 @@ def compare(
     benchmark, recipe = benchmark or opt.DEFAULT_BENCHMARK, recipe or opt.DEFAULT_RECIPE
     folder = out or Path("runs") / f"compare-{host}-{Path(benchmark).stem}"
     opt.note_missing_recipe(host, benchmark, recipe, host_file)
-    chosen: dict[str, Any] = {"seeds": choose_seeds(seeds, seed_list), "recipe": recipe}
+    chosen: dict[str, Any] = {"seeds": opt.choose_seeds(seeds, seed_list), "recipe": recipe}
     chosen["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
     place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
     with ProgressView() as view:
@@ -212,19 +211,6 @@ def compare(
     show_comparison(comparison)
     show_line(f"Records: {folder}")
     return report_failures(comparison.failures)
-
-
-def choose_seeds(count: str | None, listed: str | None) -> list[int]:
-    require(count is None or listed is None, "give --seeds or --seed-list, not both")
-    try:
-        if listed is not None:
-            return [int(seed) for seed in listed.split(",")]
-        return list(range(DEFAULT_SEEDS if count is None else int(count)))
-    except ValueError:
-        raise FlashbackError(
-            f"--seeds says how many seeds, --seed-list names them, such as 123,246,369; not "
-            f"{abbreviate(listed or count)}"
-        ) from None
 
 
 @app.command()
@@ -279,5 +265,20 @@ def parse_label(text: str) -> tuple[str, str]:
     return name.strip(), folder
 
 
-for command in (learn, history, rollback, prune, predict, evaluate, export, sweep, tune, cka, show, check, bench):
+for command in (
+    learn,
+    history,
+    rollback,
+    prune,
+    predict,
+    evaluate,
+    export,
+    sweep,
+    frontier,
+    tune,
+    cka,
+    show,
+    check,
+    bench,
+):
     app.command()(command)

@@ -12,7 +12,7 @@ from flashback.cli.console import show_table
 
 PACKAGE = Path(__file__).parents[1]
 SHORT_LISTS = ("hosts", "benchmarks", "nets")
-LISTS = (*SHORT_LISTS, "recipes", "sweeps")
+LISTS = (*SHORT_LISTS, "recipes", "sweeps", "forms")
 
 
 def show_list(what: str, host_file: Sequence[Path] | None = None) -> None:
@@ -37,6 +37,10 @@ def show_list(what: str, host_file: Sequence[Path] | None = None) -> None:
 
         columns = ("host", "benchmark", "kind", "note")
         rows = [(recipe.host, recipe.benchmark, recipe.kind, recipe.note) for recipe in list_recipes()]
+    elif what == "forms":
+        from flashback.studies.forms import catalogue
+
+        rows = [(name, entry["about"]) for name, entry in catalogue().items()]
     else:
         from flashback.studies.sweeps import read_sweep
 

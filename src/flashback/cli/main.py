@@ -14,7 +14,7 @@ from flashback.ranks import AnotherRankFailedError, RankError
 
 # click's error; typer keeps it in different places in different versions
 UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
-WITH_SETTINGS = ("run", "compare", "show", "tune", "check", "learn")  # the commands that have --set
+WITH_SETTINGS = ("run", "compare", "show", "frontier", "tune", "check", "learn")  # the commands that have --set
 SET_HINT = " A setting is given by its key, such as --set training.lr=0.1; `flashback show HOST` lists them."
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 

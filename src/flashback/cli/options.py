@@ -9,7 +9,7 @@ from typer import Argument, Option
 from flashback import ranks
 from flashback.cli.console import say
 from flashback.config import parse_assignment
-from flashback.errors import require
+from flashback.errors import FlashbackError, abbreviate, require
 from flashback.records import dotted, is_begun
 
 # A metavar must not be the name of its option in capitals: some versions of typer then rename the option.
@@ -46,6 +46,7 @@ Track = Annotated[
     list[str] | None, Option("--track", metavar="NAME", help="tensorboard, wandb or mlflow; may be repeated.")
 ]
 
+DEFAULT_SEEDS = 3
 DEFAULT_BENCHMARK, DEFAULT_RECIPE = "split-fashion-mini", "controlled"
 SETTING_OF = {"benchmark": "benchmark.name", "flashback": "flashback.enabled", "precision": "training.precision"}
 
@@ -93,3 +94,16 @@ def check_one_run(folder: Path) -> None:
         f"{folder} holds many runs: the command that made them (compare, sweep, tune) goes on with them, "
         f"`flashback report {folder}` shows what is finished, or give the folder of one run",
     )
+
+
+def choose_seeds(count: str | None, listed: str | None) -> list[int]:
+    require(count is None or listed is None, "give --seeds or --seed-list, not both")
+    try:
+        if listed is not None:
+            return [int(seed) for seed in listed.split(",")]
+        return list(range(DEFAULT_SEEDS if count is None else int(count)))
+    except ValueError:
+        raise FlashbackError(
+            f"--seeds says how many seeds, --seed-list names them, such as 123,246,369; not "
+            f"{abbreviate(listed or count)}"
+        ) from None

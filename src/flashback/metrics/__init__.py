@@ -14,18 +14,24 @@ from flashback.metrics.accuracy import (
     summarise,
 )
 from flashback.metrics.cka import LinearCKA, MinibatchCKA, linear_cka
+from flashback.metrics.frontier import Gap, TradeOff, dominated, gap, height, trade_off
 from flashback.metrics.statistics import PairedTest, holm, paired_over_methods, paired_over_tasks, paired_test, verdict
 
 __all__ = [
+    "Gap",
     "LinearCKA",
     "MinibatchCKA",
     "PairedTest",
+    "TradeOff",
     "average_accuracy",
     "average_incremental_accuracy",
     "backward_transfer",
     "class_accuracies",
+    "dominated",
     "forgetting",
     "forward_transfer",
+    "gap",
+    "height",
     "holm",
     "last_accuracy",
     "linear_cka",
@@ -36,5 +42,6 @@ __all__ = [
     "paired_test",
     "stability_plasticity_ratio",
     "summarise",
+    "trade_off",
     "verdict",
 ]

@@ -35,7 +35,7 @@ ROUNDING = 1e-9  # rounding errors in sums of percentages
 
 def average_accuracies(matrix: Matrix, weights: Values | None = None) -> list[float]:
     """Average accuracy after each task k: the (weighted) mean of A[k][0], ..., A[k][k]."""
-    lower = _lower(matrix)
+    lower = lower_triangle(matrix)
     weight = np.ones(len(lower)) if weights is None else _known(weights, 0, len(lower))
     if weight is None or not (weight > 0).all():
         raise FlashbackError(f"an average over {len(lower)} tasks needs as many positive weights")
@@ -83,7 +83,7 @@ def forgetting(matrix: Matrix, variant: Variant = "chaudhry", zero_shot: Values 
     Returns:
         Forgetting in percentage points, or None for a single task.
     """
-    lower = _lower(matrix)
+    lower = lower_triangle(matrix)
     earlier = len(lower) - 1
     if earlier == 0:
         return None
@@ -102,7 +102,7 @@ def forgetting(matrix: Matrix, variant: Variant = "chaudhry", zero_shot: Values 
 
 def backward_transfer(matrix: Matrix) -> float | None:
     """`BWT = 1/(T-1) sum_{j<T-1} (A[T-1][j] - A[j][j])` (Lopez-Paz and Ranzato, 2017); None for a single task."""
-    lower = _lower(matrix)
+    lower = lower_triangle(matrix)
     return float(np.mean((lower[-1] - lower.diagonal())[:-1])) if len(lower) > 1 else None
 
 
@@ -115,12 +115,12 @@ def forward_transfer(zero_shot: Values | None, untrained: Values | None) -> floa
 
 def new_task_accuracy(matrix: Matrix) -> float:
     """`A[T-1][T-1]`: the accuracy on the last task."""
-    return float(_lower(matrix)[-1, -1])
+    return float(lower_triangle(matrix)[-1, -1])
 
 
 def mean_new_task_accuracy(matrix: Matrix) -> float:
     """`1/T sum_k A[k][k]`: the mean accuracy on each task just after learning it."""
-    return float(_lower(matrix).diagonal().mean())
+    return float(lower_triangle(matrix).diagonal().mean())
 
 
 def stability_plasticity_ratio(matrix: Matrix, variant: Variant = "chaudhry") -> float | None:
@@ -190,7 +190,8 @@ def without_history(metrics: Mapping[str, float | None]) -> dict[str, float | No
     return {name: value if name in LAST_ROW_METRICS else None for name, value in metrics.items()}
 
 
-def _lower(matrix: Matrix) -> NDArray[np.float64]:
+def lower_triangle(matrix: Matrix) -> NDArray[np.float64]:
+    """A matrix with NaN above its diagonal; a missing entry below is refused."""
     tasks = len(matrix)
     require(tasks != 0, "an accuracy matrix needs at least one row; train at least one task")
     lower = np.full((tasks, tasks), np.nan)

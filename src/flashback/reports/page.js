@@ -383,6 +383,35 @@
     box.append(armLegend(ARMS));
   }
 
+  // ---------------------------------------------------------------- frontiers
+
+  function drawFrontier(box, frontier) {
+    const curves = Object.entries(frontier[state.setting]).map(([name, points]) => [name, points.filter((p) => known(p.new[0]))]);
+    const all = curves.flatMap(([, points]) => points);
+    if (!all.length) return void box.append(html("p", "No point has all its runs.", { class: "soft" }));
+    const ends = (axis) => all.flatMap((p) => [-1, 1].map((side) => p[axis][0] + side * (p[axis][1] ?? 0)));
+    const xs = range(ends("new"), 0.06, 2), ys = range(ends("old"), 0.06, 2), stops = [];
+    const [node, width] = canvas(box, 400, "Accuracy on old tasks against accuracy on new ones, one point per curve and weight. Arrow keys move from point to point.");
+    const area = frame(node, width, 400, { range: xs, ticks: ticks(...xs, Math.floor(width / 80)) }, { range: ys, ticks: ticks(...ys) }, ["accuracy on the new task, % (plasticity)", "accuracy on old tasks, % (stability)"]);
+    const look = (n) => (n ? `t${n % 6}` : "host"), sign = (n, x, y) => (n ? marker("flashback", x, y) : svg("circle", { cx: x, cy: y, r: 4, class: "mark full" }));
+    curves.forEach(([name, points], n) => {
+      const at = points.map((p) => [area.x(p.new[0]), area.y(p.old[0])]);
+      const group = svg("g", { class: look(n) }, svg("path", { d: path(at), class: "line" }));
+      points.forEach((p, k) => {
+        const [x, y] = at[k], [right, up] = [area.x(p.new[0] + (p.new[1] ?? 0)), area.y(p.old[0] + (p.old[1] ?? 0))];
+        group.append(line(2 * x - right, y, right, y, "spread"), line(x, 2 * y - up, x, up, "spread"));
+        const mark = sign(n, x, y);
+        if (p.dominated) mark.setAttribute("class", "mark hollow");
+        group.append(mark);
+        if (!n) node.append(text(String(p.weight), x - 8, y + 16, "end"));
+        stops.push({ x, y, lines: [`${name}, weight ${p.weight}${p.dominated ? " (dominated)" : ""}`, `new task ${fixed(p.new[0])} ± ${fixed(p.new[1])}`, `old tasks ${fixed(p.old[0])} ± ${fixed(p.old[1])}`] });
+      });
+      node.append(group);
+    });
+    point(node, stops);
+    box.append(legend(curves.map(([name], n) => [name, look(n), () => [svg("path", { d: "M0 7H34", class: "line" }), sign(n, 17, 7)]])));
+  }
+
   // ---------------------------------------------------------------- the answers: difference and interval
 
   function drawStrips() {
@@ -442,7 +471,8 @@
     for (const box of $$("[data-draw]")) {
       box.replaceChildren();
       const [kind, index] = box.dataset.draw.split(" ");
-      if (kind === "similarity") drawSimilarity(box, data.similarities[Number(index)]);
+      if (kind === "frontier") drawFrontier(box, data.frontiers[Number(index)]);
+      else if (kind === "similarity") drawSimilarity(box, data.similarities[Number(index)]);
       else DRAWINGS[kind](box);
     }
   }

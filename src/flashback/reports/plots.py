@@ -14,13 +14,15 @@ import numpy as np
 
 from flashback.errors import printable
 from flashback.files import make_folder, write_atomically
+from flashback.metrics import PairedTest
+from flashback.metrics.statistics import interval, signed
 from flashback.plugin import PHASE_1
 from flashback.records.terms import ARMS, FLASHBACK, HOST
 from flashback.reports.data import varying_settings
 from flashback.reports.report import Report
 from flashback.reports.series import Array, accuracy_band, balance, loss_curves, mean_confusion, mean_matrix, thin
 from flashback.reports.words import ARM_TITLES, SETTING_TITLES
-from flashback.results import Comparison, Method, Similarity
+from flashback.results import Comparison, Frontier, Method, Similarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,19 +51,22 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
     Returns:
         The files written.
     """
+    drawn = ((Path(folder) / name, figure) for name, figure in figures(report) if figure is not None)
+    return [file for path, figure in drawn for file in write_figure(figure, path)]
+
+
+def write_figure(figure: Figure, path: Path) -> list[Path]:
+    """Write a chart as PNG and PDF, whose endings are added to the path."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     written: list[Path] = []
-    for name, figure in figures(report):
-        if figure is None:
-            continue
-        make_folder((Path(folder) / name).parent)
-        ConstrainedLayoutEngine().execute(figure)  # once for all formats
-        for suffix, options in FORMATS.items():
-            content = io.BytesIO()
-            figure.savefig(content, format=suffix, bbox_inches="tight", **options)
-            written.append(Path(folder) / f"{name}.{suffix}")
-            write_atomically(written[-1], content.getvalue())
+    make_folder(path.parent)
+    ConstrainedLayoutEngine().execute(figure)  # once for all formats
+    for suffix, options in FORMATS.items():
+        content = io.BytesIO()
+        figure.savefig(content, format=suffix, bbox_inches="tight", **options)
+        written.append(path.with_name(f"{path.name}.{suffix}"))
+        write_atomically(written[-1], content.getvalue())
     return written
 
 
@@ -84,6 +89,8 @@ def figures(report: Report) -> Iterator[tuple[str, Figure | None]]:
             yield f"{place}/{name}", plot_once(pairing)
     for similarity in report.similarities:
         yield f"{folder_name(f'cka {similarity.title}', taken)}/cka", plot_similarity(similarity)
+    for frontier in report.frontiers:
+        yield f"{folder_name(f'frontier {frontier.title}', taken)}/frontier", plot_frontier(frontier)
 
 
 def folder_name(text: str, taken: set[str]) -> str:
@@ -327,3 +334,42 @@ def plot_similarity(similarity: Similarity) -> Figure:
     axes[0].set_ylabel("linear CKA with the reference")
     axes[0].legend(fontsize="small")
     return figure
+
+
+# ---------------------------------------------------------------- a frontier
+
+
+def plot_frontier(frontier: Frontier) -> Figure:
+    """Accuracy on old tasks against accuracy on new ones: a curve for each form, a point for each weight."""
+    tallest = 4.2 + 0.2 * len(frontier.curves)
+    figure, panels = new_figure(11, tallest, len(SETTING_TITLES), f"Frontier of {frontier.title}")
+    for axes, (setting, title) in zip(panels, SETTING_TITLES.items(), strict=True):
+        heights = {one.name: one.test for one in frontier.advantages(setting)}
+        for k, (name, points) in enumerate(frontier.points(setting).items()):
+            known = [point for point in points if point.new is not None and point.old is not None]
+            new, old = [point.new for point in known], [point.old for point in known]
+            look = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)], "markersize": 6}
+            label = wrapped(f"{name}{in_brief(heights[name]) if name in heights else ''}")
+            axes.plot(new, old, linestyle="-" if k else "--", label=label, zorder=2, **look)
+            spread = {"xerr": [p.new_deviation or 0 for p in known], "yerr": [p.old_deviation or 0 for p in known]}
+            axes.errorbar(new, old, **spread, fmt="none", ecolor=look["color"], alpha=0.35, zorder=1)
+            beaten = [point for point in known if point.dominated]
+            hollow = {"linestyle": "none", "markerfacecolor": "white", "zorder": 3}
+            axes.plot([p.new for p in beaten], [p.old for p in beaten], **look | hollow)
+            for point in known if k == 0 else []:
+                style = {"fontsize": "x-small", "color": look["color"], "ha": "right", "va": "top", "zorder": 4}
+                at = {"xytext": (-5, -5), "textcoords": "offset points"}
+                axes.annotate(f"{point.weight:g}", (point.new, point.old), **at, **style)
+        axes.plot([], [], color="0.4", marker="o", markerfacecolor="white", linestyle="none", label="dominated")
+        axes.set(xlabel="accuracy on the new task, % (plasticity)", ylabel="accuracy on old tasks, % (stability)")
+        axes.set_title(title, fontsize="medium")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize="small", frameon=False)
+    return figure
+
+
+def in_brief(test: PairedTest) -> str:
+    """How far a form lies above the host's own curve, for a legend."""
+    if test.difference is None:
+        return ", no common range"
+    return f", {signed(test.difference)}" + (f" ({interval(test)})" if test.low is not None else "")

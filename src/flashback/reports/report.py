@@ -17,6 +17,7 @@ from flashback.reports.series import mean_matrix
 from flashback.reports.words import TITLES, metric_called, plural, unmatched_seeds, unvalued_seeds
 from flashback.results import (
     Comparison,
+    Frontier,
     Method,
     Row,
     Run,
@@ -45,6 +46,7 @@ class Report:
     baseline: str = ""  # the method that all others are tested against
     chosen: tuple[str, ...] = ()  # metrics of the tables; all where empty
     references: References = field(default_factory=References)
+    frontiers: list[Frontier] = field(default_factory=list)
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -238,7 +240,9 @@ def read_report(
     result = read_runs(folders, labels)
     methods = group_methods(result.runs)
     pairings = pair_arms(methods)
-    report = Report(methods, pairings, result.similarities, result.skipped, against, chosen, published)
+    report = Report(
+        methods, pairings, result.similarities, result.skipped, against, chosen, published, result.frontiers
+    )
     if report.pairings:
         require(bool(report.metrics), f"these runs have no {', '.join(metrics)}; choose other metrics (--metrics)")
         if against:

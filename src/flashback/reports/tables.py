@@ -10,9 +10,10 @@ from flashback.metrics.statistics import ABSENT, interval, number, probability, 
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.report import Report
 from flashback.reports.series import mean_confusion
-from flashback.reports.words import ARM_TITLES, HIGHER_IS_BETTER, TITLES, direction, heading
-from flashback.results import Method, Row
+from flashback.reports.words import ARM_TITLES, HIGHER_IS_BETTER, TITLES, direction, heading, plural
+from flashback.results import Frontier, Method, Row
 from flashback.results.comparison import SIGNIFICANT
+from flashback.results.method import Sample
 
 OVERVIEW = ("average_accuracy", "average_incremental_accuracy", "forgetting")  # where there is no space for all
 PERCENT = "Mean ± sample deviation over seeds, in percent; – where undefined."
@@ -184,3 +185,32 @@ def classes_table(report: Report) -> list[Table]:
         about = "Accuracy on each class after the last task, class-incremental, mean over seeds, in percent."
         tables.append(Table("Accuracy by class", ("class", *accuracies), 1, {"": rows}, [about]))
     return tables
+
+
+def frontier_table(frontier: Frontier) -> Table:
+    """One row per curve and weight."""
+    rows: dict[str, Rows] = {setting: [] for setting in SETTINGS}
+    for setting in SETTINGS:
+        for name, points in frontier.points(setting).items():
+            for point in points:
+                test = point.above
+                outside = f"outside in {plural(len(point.outside), 'seed')}" if point.outside else ABSENT
+                above = (
+                    [signed(test.difference), interval(test)] if test and test.difference is not None else [outside] * 2
+                )
+                kind = "" if point.dominated else "sure"
+                new, old = (
+                    Sample({}, *pair) for pair in ((point.new, point.new_deviation), (point.old, point.old_deviation))
+                )
+                cells = [Cell(new, kind), Cell(old, kind), *([ABSENT] * 2 if test is None else above)]
+                mark = "dominated" if point.dominated else ""
+                rows[setting].append([name, f"{point.weight:g}", mark, *cells])
+    columns = ("curve", "weight", "", "new tasks", "old tasks", "above the host", "95 % interval")
+    notes = [
+        "Accuracy on the new task and on earlier ones, both after each task from the second on, mean over tasks; mean "
+        "± sample deviation over seeds, in percent. Weight: of the stability loss. Bold: not dominated, so no other "
+        "point is better on one and at least as good on the other. Above the host: how far a point lies above the "
+        "host's own curve at the same accuracy on new tasks, with Student's interval over seeds for this point alone; "
+        "outside: the host's curve does not reach that accuracy.",
+    ]
+    return Table(f"Frontier of {frontier.title}", columns, 3, rows, notes)

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_RECORD, read_file
 from flashback.records import LOG, read_record
 from flashback.records.terms import ARMS
+from flashback.results.frontier import FRONTIER, Frontier, read_frontier
 from flashback.results.method import method_key
 from flashback.results.run import LARGEST, Epoch, Run, check_record, is_number
 
@@ -39,10 +41,11 @@ class Similarity:
 
 @dataclass
 class Runs:
-    """What lies below the folders: runs, similarities, and what was left out, with the reason."""
+    """What lies below the folders: runs, similarities, frontiers, and what was left out, with the reason."""
 
     runs: list[Run] = field(default_factory=list)
     similarities: list[Similarity] = field(default_factory=list)
+    frontiers: list[Frontier] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
 
 
@@ -79,7 +82,7 @@ def read_runs(folders: Folders, labels: Mapping[str, str | Path] | None = None) 
 def marked_folders(root: Path) -> Iterator[Path]:
     for folder, inner, files in os.walk(root):
         inner[:] = sorted(name for name in inner if name != "checkpoint" and not name.startswith("."))
-        if (MARKS | {SIMILARITY}).intersection(files):
+        if (MARKS | {SIMILARITY, FRONTIER}).intersection(files):
             yield Path(folder)
 
 
@@ -89,12 +92,22 @@ def name_of(path: Path, root: Path, alone: bool) -> str:
     return path.relative_to(root).as_posix() if path != root else root.resolve().name
 
 
-def read_into(result: Runs, path: Path, name: str) -> None:
+@contextmanager
+def noting(result: Runs, name: str) -> Iterator[None]:
+    """Note what cannot be read as left out."""
     try:
-        if (path / SIMILARITY).exists():
-            result.similarities.append(read_similarity(path, name))
+        yield
     except FlashbackError as error:
-        result.skipped[f"{name}/{SIMILARITY}"] = str(error)
+        result.skipped[name] = str(error)
+
+
+def read_into(result: Runs, path: Path, name: str) -> None:
+    if (path / SIMILARITY).exists():
+        with noting(result, f"{name}/{SIMILARITY}"):
+            result.similarities.append(read_similarity(path, name))
+    if (path / FRONTIER).exists():
+        with noting(result, f"{name}/{FRONTIER}"):
+            result.frontiers.append(read_frontier(path, name))
     if not any((path / mark).exists() for mark in MARKS) or (path / STUDY).exists():
         return
     try:

@@ -2,6 +2,7 @@
 
 from flashback.results import Comparison
 from flashback.studies.comparison import compare
+from flashback.studies.frontier import trace_frontier
 from flashback.studies.similarity import compare_representations
 from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, read_sweep, run_sweep
 from flashback.studies.tuning import Tuned, tune
@@ -16,5 +17,6 @@ __all__ = [
     "parse_sweep",
     "read_sweep",
     "run_sweep",
+    "trace_frontier",
     "tune",
 ]

@@ -1,0 +1,86 @@
+"""The command frontier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from flashback.cli import options as opt
+from flashback.cli.console import show_line, show_table
+from flashback.errors import FlashbackError, abbreviate
+
+
+def frontier(
+    host: opt.Host,
+    benchmark: opt.Benchmark = None,
+    forms: Annotated[
+        list[str] | None,
+        Option(
+            "--form",
+            metavar="FORM",
+            help="A form beside the host alone: a name (see `flashback list forms`), settings as "
+            "flashback.alpha=0.8,flashback.epochs=7, or a name with settings; may be repeated. Default: printed.",
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, Option(metavar="A,B,C", help="Weights of the stability loss; default: 0.1,0.3,1,3,10.")
+    ] = None,
+    seeds: Annotated[str | None, Option(metavar="INTEGER", help="How many: 0, 1, 2, ...; default: 3.")] = None,
+    seed_list: Annotated[str | None, Option(help="Or the seeds themselves: 123,246,369.")] = None,
+    out: opt.Out = None,
+    jobs: opt.Jobs = None,
+    data: opt.Data = None,
+    device: opt.Device = "auto",
+    recipe: opt.Recipe = None,
+    host_file: opt.HostFile = None,
+    fast: opt.Fast = False,
+    precision: opt.Precision = None,
+    track: opt.Track = None,
+    settings: opt.Set = None,
+) -> int:
+    """Does flashback reach more than the host's own trade-off?
+
+    Traces accuracy on old tasks against accuracy on new ones by the weight of the stability loss, for the host alone
+    and for other forms, and tests by seed how far each form lies above the host's own curve.
+    """
+    from flashback.cli.progress import ProgressView
+    from flashback.cli.tables import report_failures
+    from flashback.records.terms import SETTINGS
+    from flashback.reports.plots import plot_frontier, write_figure
+    from flashback.reports.tables import frontier_table
+    from flashback.reports.words import SETTING_TITLES
+    from flashback.studies.frontier import WEIGHTS, trace_frontier
+
+    benchmark, recipe = benchmark or opt.DEFAULT_BENCHMARK, recipe or opt.DEFAULT_RECIPE
+    folder = out or Path("runs") / f"frontier-{host}-{Path(benchmark).stem}"
+    opt.note_missing_recipe(host, benchmark, recipe, host_file)
+    chosen: dict[str, Any] = {
+        "forms": forms or ["printed"],
+        "seeds": opt.choose_seeds(seeds, seed_list),
+        "recipe": recipe,
+    }
+    chosen["weights"] = parse_weights(weights) if weights is not None else WEIGHTS
+    chosen["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
+    place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
+    with ProgressView() as view:
+        traced = trace_frontier(host, benchmark, out=folder, track=track or [], watch=view.watch, **chosen, **place)
+    table = frontier_table(traced)
+    rows = [row for setting in SETTINGS for row in ([SETTING_TITLES[setting]], *table.rows[setting])]
+    caption = "mean ± deviation over seeds; weight: of the stability loss\ndominated: another point is better on both"
+    show_table(table.title, table.columns, rows, table.texts, caption=caption)
+    for setting in SETTINGS:
+        for one in traced.advantages(setting):
+            show_line(f"{SETTING_TITLES[setting]}: {one.sentence}")
+    picture, *_ = write_figure(plot_frontier(traced), folder / "frontier")
+    show_line(f"Picture: {picture}")
+    show_line(f"Records: {folder}; see them with: flashback report {folder}")
+    return report_failures(traced.failures)
+
+
+def parse_weights(text: str) -> list[float]:
+    try:
+        return [float(weight) for weight in text.split(",")]
+    except ValueError:
+        raise FlashbackError(f"--weights takes numbers such as 0.3,1,3, not {abbreviate(text)}") from None

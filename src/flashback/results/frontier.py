@@ -1,0 +1,230 @@
+"""Trade-off frontiers: accuracy on old and new tasks by the weight of a host's stability, alone and in other forms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flashback.errors import FlashbackError, require
+from flashback.files import LARGEST_RECORD, read_file
+from flashback.metrics import PairedTest, TradeOff, dominated, gap, height, holm, paired_test
+from flashback.metrics.statistics import deviation, interval, mean, probability, signed
+from flashback.records.terms import CLASS_INCREMENTAL, SETTINGS
+from flashback.results.run import is_number
+
+FRONTIER = "frontier.json"
+WEIGHT = "training.stability"
+LITTLE = 0.5  # share of the host's range of new-task accuracy below which a sentence warns
+
+
+@dataclass(frozen=True)
+class Point:
+    """One curve at one weight: means and deviations over seeds, and the height above the host's own curve."""
+
+    weight: float
+    new: float | None
+    old: float | None
+    new_deviation: float | None
+    old_deviation: float | None
+    dominated: bool
+    above: PairedTest | None  # None on the host's own curve
+    outside: list[int]  # seeds in which the point is outside the range of the host's curve
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Runs of one form at every weight; `points` holds them by setting and seed, None where a run failed."""
+
+    name: str
+    settings: dict[str, Any]
+    flashback: bool
+    points: dict[str, dict[int, list[TradeOff | None]]]
+
+    def of_seed(self, setting: str, seed: int) -> list[TradeOff]:
+        return [point for point in self.points[setting].get(seed, []) if point is not None]
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """How far a form lies above the host's own curve: the mean height over the common range, tested by seed."""
+
+    name: str
+    heights: dict[int, float | None]  # by seed; None where the curves have no range in common
+    areas: dict[int, float | None]
+    share: float | None  # of the host's range that is common, mean over seeds
+    test: PairedTest
+    p_adjusted: float | None  # by Holm's method, for the number of forms
+
+    @property
+    def apart(self) -> list[int]:
+        return [seed for seed, value in self.heights.items() if value is None]
+
+    @property
+    def sentence(self) -> str:
+        if self.apart:
+            seeds = ", ".join(map(str, self.apart))
+            return (
+                f"{self.name}: no test, because in seed{'s' * (len(self.apart) > 1)} {seeds} its new-task accuracies "
+                "and the host's do not overlap; choose other weights."
+            )
+        height = signed(self.test.difference)
+        little = self.share is not None and self.share < LITTLE
+        common = f"over the {100 * (self.share or 0):.0f} % of the host's range that both reach"
+        remark = "; little of the host's range, so choose weights that bring the curves together" if little else ""
+        if self.test.p is None:
+            return f"{self.name}: {height} points above the host's own curve on average, {common}{remark}; no test."
+        side = "above" if (self.test.difference or 0) > 0 else "below"
+        p = self.test.p if self.p_adjusted is None else self.p_adjusted
+        verdict = f"lies significantly {side}" if p < 0.05 else "is not told apart from"
+        numbers = f"{height} points on average, 95 % interval {interval(self.test)}, p {probability(p, equals='= ')}"
+        adjusted = " adjusted" if self.p_adjusted is not None and self.p_adjusted != self.test.p else ""
+        pairs = f"{self.test.pairs} seeds"
+        return f"{self.name} {verdict} the host's own curve ({numbers}{adjusted}, {pairs}, {common}{remark})."
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The curves of a host alone, which comes first, and of other forms."""
+
+    host: str
+    benchmark: str
+    recipe: str
+    weights: list[float]
+    seeds: list[int]
+    curves: list[Curve]
+    failures: dict[str, str] = field(default_factory=dict)
+    name: str = ""  # the folder
+
+    @property
+    def title(self) -> str:
+        return f"{self.host} on {Path(self.benchmark).stem}"
+
+    @property
+    def own(self) -> Curve:
+        return self.curves[0]
+
+    @cached_property
+    def _points(self) -> dict[str, dict[str, list[Point]]]:
+        return {setting: self._summarise(setting) for setting in SETTINGS}
+
+    def points(self, setting: str = CLASS_INCREMENTAL) -> dict[str, list[Point]]:
+        """The points of every curve by name, one for each weight."""
+        return self._points[setting]
+
+    def _summarise(self, setting: str) -> dict[str, list[Point]]:
+        means: list[TradeOff | None] = []
+        values: list[list[tuple[float, ...]]] = []
+        for curve in self.curves:
+            for k in range(len(self.weights)):
+                column = [curve.points[setting][seed][k] for seed in self.seeds]
+                known = [point for point in column if point is not None]
+                complete = len(known) == len(column)  # means of a part of the seeds would be a choice by outcome
+                values.append([tuple(point[axis] for point in known) for axis in (0, 1)] if complete else [(), ()])
+                new, old = map(mean, values[-1])
+                means.append(None if new is None or old is None else TradeOff(new, old))
+        worse = dominated(means)
+        result: dict[str, list[Point]] = {}
+        for n, curve in enumerate(self.curves):
+            result[curve.name] = []
+            for k, weight in enumerate(self.weights):
+                at = n * len(self.weights) + k
+                new, old = means[at] or (None, None)
+                above, outside = self._above(curve, setting, k) if n else (None, [])
+                spread_new, spread_old = map(deviation, values[at])
+                point = Point(weight, new, old, spread_new, spread_old, worse[at], above, outside)
+                result[curve.name].append(point)
+        return result
+
+    def _above(self, curve: Curve, setting: str, k: int) -> tuple[PairedTest, list[int]]:
+        """Heights above the host's curve by seed; no interval where some seeds have none."""
+        own: dict[int, float | None] = {}
+        reached: dict[int, float | None] = {}
+        for seed in self.seeds:
+            point, base = curve.points[setting][seed][k], self.own.of_seed(setting, seed)
+            if point is None:
+                return paired_test({}, {}), []
+            under = float(height(base, point.new)) if base else float("nan")
+            own[seed], reached[seed] = (None if under != under else under), point.old
+        outside = [seed for seed, value in own.items() if value is None]
+        return (paired_test({}, {}) if outside else paired_test(own, reached)), outside
+
+    @cached_property
+    def _advantages(self) -> dict[str, list[Advantage]]:
+        return {setting: self._compare(setting) for setting in SETTINGS}
+
+    def advantages(self, setting: str = CLASS_INCREMENTAL) -> list[Advantage]:
+        """For every form, how far its curve lies above the host's."""
+        return self._advantages[setting]
+
+    def _compare(self, setting: str) -> list[Advantage]:
+        result = []
+        for curve in self.curves[1:]:
+            gaps = {s: gap(self.own.of_seed(setting, s), curve.of_seed(setting, s)) for s in self.seeds}
+            heights = {seed: one.height if one else None for seed, one in gaps.items()}
+            areas = {seed: one.area if one else None for seed, one in gaps.items()}
+            whole = None not in heights.values()  # the seeds with a value would be a choice by outcome
+            test = paired_test(dict.fromkeys(gaps, 0.0), heights) if whole else paired_test({}, {})
+            share = mean([one.share for one in gaps.values() if one])
+            result.append(Advantage(curve.name, heights, areas, share, test, None))
+        adjusted = iter(holm([one.test.p for one in result if one.test.p is not None]))
+        return [
+            one if one.test.p is None else Advantage(**{**vars(one), "p_adjusted": next(adjusted)}) for one in result
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What frontier.json holds: the accuracies of every run, and what follows from them."""
+        names = ("host", "benchmark", "recipe", "weights", "seeds", "failures")
+        answers = {
+            setting: {
+                "points": {name: [asdict(point) for point in points] for name, points in self.points(setting).items()},
+                "advantages": [{**asdict(one), "sentence": one.sentence} for one in self.advantages(setting)],
+            }
+            for setting in SETTINGS
+        }
+        return {name: getattr(self, name) for name in names} | {
+            "curves": [asdict(curve) for curve in self.curves],
+            "answers": answers,
+        }
+
+
+def read_frontier(path: Path, name: str = "") -> Frontier:
+    """Read frontier.json in a folder; what follows from its accuracies is computed again.
+
+    Raises:
+        FlashbackError: The file is not readable or not complete.
+    """
+    try:
+        content = json.loads(read_file(path / FRONTIER, LARGEST_RECORD))
+        seeds, weights = [int(seed) for seed in content["seeds"]], [float(weight) for weight in content["weights"]]
+        curves = [read_curve(curve, seeds, len(weights)) for curve in content["curves"]]
+        texts = [str(content[key]) for key in ("host", "benchmark", "recipe")]
+    except (OSError, RecursionError, json.JSONDecodeError):
+        raise FlashbackError("is not readable as JSON") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FlashbackError(f"is not complete ({error}); write it again with `flashback frontier`") from None
+    require(bool(curves and seeds and weights), "holds no curve; write it again with `flashback frontier`")
+    return Frontier(texts[0], texts[1], texts[2], weights, seeds, curves, name=name)
+
+
+def read_curve(content: Mapping[str, Any], seeds: Sequence[int], weights: int) -> Curve:
+    points = {
+        setting: {seed: [read_point(pair) for pair in content["points"][setting][str(seed)]] for seed in seeds}
+        for setting in SETTINGS
+    }
+    for by_seed in points.values():
+        for some in by_seed.values():
+            if len(some) != weights:
+                raise ValueError("a curve has another number of points than there are weights")
+    return Curve(str(content["name"]), dict(content["settings"]), bool(content["flashback"]), points)
+
+
+def read_point(pair: Any) -> TradeOff | None:
+    if pair is None:
+        return None
+    if not isinstance(pair, list) or len(pair) != 2 or not all(is_number(value, 100.0) for value in pair):
+        raise ValueError("an accuracy is no number from 0 to 100")
+    return TradeOff(float(pair[0]), float(pair[1]))

@@ -1,0 +1,80 @@
+"""Forms: named ways to use flashback, and controls that change the host alone. The catalogue is `forms.yaml`."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from flashback.config import RunConfig, parse_assignment
+from flashback.errors import require, unknown
+from flashback.plain_yaml import read_yaml
+from flashback.recipes import check_free
+from flashback.results.naming import setting_in_words
+
+FLASHBACK_KEYS = "flashback."
+ALPHA, PHASE_1_EPOCHS = "flashback.alpha", "flashback.epochs"
+OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
+
+
+@dataclass(frozen=True)
+class Form:
+    """Settings for one arm: with flashback, or of the host alone."""
+
+    name: str
+    settings: Mapping[str, Any]  # by dotted key
+    flashback: bool
+    phase1: float | None = None  # share of the epochs in phase 1, if the form decides it
+
+    def at(self, epochs: int) -> dict[str, Any]:
+        """The settings of a run with so many epochs per task."""
+        if not self.flashback or self.phase1 is None or PHASE_1_EPOCHS in self.settings:
+            return dict(self.settings)
+        return {**self.settings, PHASE_1_EPOCHS: min(epochs - 1, max(1, round(self.phase1 * epochs)))}
+
+
+@cache
+def catalogue() -> Mapping[str, Mapping[str, Any]]:
+    text = (resources.files("flashback.studies") / "forms.yaml").read_text(encoding="utf-8")
+    entries: Mapping[str, Mapping[str, Any]] = read_yaml(text, "forms.yaml")
+    return entries
+
+
+def variants(name: str, base: RunConfig) -> Iterator[Form]:
+    """Every combination of values of a form of the catalogue.
+
+    Args:
+        name: The name of the form.
+        base: The recipe, whose alpha_p and share of phase 1 the form starts from.
+    """
+    if name not in catalogue():
+        raise unknown("form", name, catalogue())
+    entry = catalogue()[name]
+    choices = {key: value if isinstance(value, list) else [value] for key, value in entry.get("settings", {}).items()}
+    if "alpha" in entry:
+        choices[ALPHA] = [float(f"{factor * base.flashback.alpha:.12g}") for factor in entry["alpha"]]
+    flashback = bool(entry.get("flashback", False))
+    has_phase_1 = flashback and choices.get("flashback.teacher") != ["running"]
+    phase1 = float(entry.get("phase1", base.flashback.epochs / base.training.epochs)) if has_phase_1 else None
+    for values in itertools.product(*choices.values()):
+        yield Form(name, dict(zip(choices, values, strict=True)), flashback, phase1)
+
+
+def parse_form(text: str, base: RunConfig) -> Form:
+    """Read a form: a name of the catalogue, `key=value,key=value`, or a name followed by such settings.
+
+    Raises:
+        FlashbackError: There is no such form, or a setting is not written as key=value.
+    """
+    first, *others = OUTSIDE_BRACKETS.split(text)
+    known = next(variants(first.strip(), base)) if "=" not in first else Form("", {}, False)
+    given = dict(map(parse_assignment, others if known.name else [first, *others]))
+    check_free(given, "a form")
+    settings = {**known.settings, **given}
+    flashback = known.flashback or any(key.startswith(FLASHBACK_KEYS) for key in settings)
+    words = ", ".join(setting_in_words(key, value) for key, value in given.items())
+    name = f"{known.name} ({words})" if known.name and given else known.name or words
+    require(bool(name), "a form (--form) is empty; give a name or settings such as flashback.alpha=0.1")
+    return Form(name, settings, flashback, known.phase1)

@@ -1,0 +1,135 @@
+"""Trace accuracy on old tasks against accuracy on new ones by the weight of a host's stability loss."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashback.errors import require
+from flashback.files import ANOTHER_FOLDER, write_atomically
+from flashback.hosts.external import HostFiles
+from flashback.metrics import TradeOff, trade_off
+from flashback.recipes import check_free, config_from_dict, configure
+from flashback.records import dotted, is_begun
+from flashback.records.terms import FLASHBACK, HOST, SETTINGS
+from flashback.results import Run
+from flashback.results.frontier import FRONTIER, WEIGHT, Curve, Frontier
+from flashback.studies.comparison import chosen_seeds, read_finished
+from flashback.studies.forms import Form, parse_form
+from flashback.studies.jobs import Job, RunContext, is_finished
+from flashback.studies.sweeps import Part, Sweep, plan, run_sweep
+from flashback.training.building import build_method, open_benchmark
+from flashback.training.trainer import Observer
+
+WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0)
+ALONE = "host alone"
+
+
+def trace_frontier(
+    host: str,
+    benchmark: str | Path = "split-fashion-mini",
+    *,
+    forms: Sequence[str] = ("printed",),
+    weights: Sequence[float] = WEIGHTS,
+    seeds: Sequence[int] | int = (0, 1, 2),
+    out: str | Path,
+    recipe: str = "controlled",
+    settings: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    data: str | Path | None = None,
+    device: str | torch.device = "auto",
+    host_file: HostFiles = None,
+    track: Sequence[str] = (),
+    watch: Callable[[str], Observer] = lambda name: lambda event: None,
+    **options: Any,
+) -> Frontier:
+    """Train a host alone and in other forms with several weights of its stability loss, and compare the curves by seed.
+
+    The runs are those of a sweep. Finished ones in `out` are reused, and runs that differ only in form and weight share
+    their first task. The answer is also written to frontier.json in `out`, which a report shows.
+
+    Args:
+        host: The name of a method with a stability loss.
+        benchmark: The name of a benchmark, or the path of an .npz file or of a folder of images.
+        forms: Forms beside the host alone: names of the catalogue, or settings as "key=value,key=value".
+        weights: Values of `training.stability`, at least two.
+        seeds: The seeds, or how many: 3 stands for 0, 1 and 2.
+        out: The folder for all runs and for frontier.json.
+        recipe: The kind of recipe, or the path of a recipe file.
+        settings: Settings by dotted key, for all runs; they win over the recipe.
+        jobs: How many runs train at a time, as for `compare`.
+        data: The folder the data sets are in; by default the cache folder.
+        device: "auto", "cpu" or "cuda".
+        host_file: A file, or several, that register hosts or nets.
+        track: Trackers: "tensorboard", "wandb", "mlflow".
+        watch: Gives the observer of a run by its name.
+        options: Further options of `run_sweep`.
+
+    Returns:
+        The curves of all forms. Runs that failed are in its `failures`.
+
+    Raises:
+        FlashbackError: The input makes no sense, or the host has no stability loss.
+    """
+    seeds, given, folder = list(chosen_seeds(seeds)), dotted(settings or {}), Path(out)
+    check_free(given, "a frontier")
+    weights = [float(weight) for weight in weights]
+    require(len(set(weights)) == len(weights) > 1, "a frontier needs two or more different weights (--weights)")
+    require(not is_begun(folder), f"{folder} holds a run; {ANOTHER_FOLDER}")
+    context = RunContext.of(data, device, host_file, track)
+    bare = {key: value for key, value in given.items() if not key.startswith("flashback.")}
+    base = configure(host, benchmark, flashback=False, recipe=recipe, settings=given, data=data)
+    all_forms = [Form(ALONE, {}, False), *(parse_form(text, base) for text in forms)]
+    names = [form.name for form in all_forms]
+    require(len(set(names)) == len(names), f"each form counts once; {', '.join(names[1:])} repeats one")
+    parts = []
+    for form in all_forms:
+        chosen = form.at(base.training.epochs)
+        for source in (given, chosen):
+            require(WEIGHT not in source, f"a frontier chooses {WEIGHT} itself; give its values by --weights")
+        grid = {**{key: [value] for key, value in chosen.items()}, WEIGHT: sorted(weights)}
+        arm: Any = FLASHBACK if form.flashback else HOST
+        common = given if form.flashback else bare
+        own = {key: value for key, value in common.items() if key not in chosen}
+        parts.append(Part((host,), (str(benchmark),), tuple(seeds), (arm,), recipe, own, grid))
+    check_parts(parts, folder, context)
+    sweep = Sweep(f"frontier of {host}", tuple(parts))
+    outcome = run_sweep(
+        sweep, folder, jobs=jobs, data=data, device=device, host_file=host_file, track=track,
+        watch=lambda _, name: watch(name), **options,
+    )  # fmt: skip
+    curves = [
+        curve_of(form, plan(Sweep("", (part,)), folder, context), sorted(weights), seeds)
+        for form, part in zip(all_forms, parts, strict=True)
+    ]
+    frontier = Frontier(host, base.benchmark.name, recipe, sorted(weights), seeds, curves, outcome.failures)
+    write_atomically(folder / FRONTIER, json.dumps(frontier.as_dict(), indent=1) + "\n")
+    return frontier
+
+
+def check_parts(parts: Sequence[Part], folder: Path, context: RunContext) -> None:
+    """Refuse before training what a run would refuse; the host alone comes first."""
+    for part in parts:
+        config = config_from_dict(max(plan(Sweep("", (part,)), folder, context), key=weight_of).config)
+        opened = open_benchmark(config, context.data)
+        require(len(opened.tasks) > 1, "a frontier needs at least two tasks: after the first, nothing is old")
+        build_method(config, opened, "cpu")
+
+
+def weight_of(job: Job) -> float:
+    return float(job.config["training"]["stability"])
+
+
+def curve_of(form: Form, jobs: Sequence[Job], weights: Sequence[float], seeds: Sequence[int]) -> Curve:
+    runs = {(job.seed, weight_of(job)): read_finished(job.folder) for job in jobs if is_finished(job)}
+
+    def point(seed: int, weight: float, setting: str) -> TradeOff | None:
+        run: Run | None = runs.get((seed, weight))
+        return None if run is None else trade_off(run.matrix(setting))
+
+    points = {
+        setting: {seed: [point(seed, weight, setting) for weight in weights] for seed in seeds} for setting in SETTINGS
+    }
+    return Curve(form.name, dict(form.settings), form.flashback, points)

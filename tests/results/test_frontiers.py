@@ -1,0 +1,89 @@
+"""A frontier: summarised over seeds, tested by seed, written and read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_runs import made_frontier, write_frontier
+
+from flashback.errors import FlashbackError
+from flashback.results import read_runs
+from flashback.results.frontier import read_frontier
+
+
+def test_a_form_above_the_curve_is_found_with_its_height() -> None:
+    """The form lies 2 points above the host's curve, 1.5 to 2.5 by seed, and another lies on it."""
+    better, same = made_frontier(lifts={"better": 2.0, "same": 0.0}).advantages()
+    assert better.test.difference == pytest.approx(2.0, abs=1e-6)
+    assert list(better.heights.values()) == pytest.approx([1.5, 2.0, 2.5], abs=1e-6)
+    assert better.test.p is not None
+    assert better.p_adjusted == pytest.approx(2 * better.test.p)
+    assert "better lies significantly above the host's own curve (+2.00 points" in better.sentence
+    assert same.test.difference == pytest.approx(0.0, abs=1e-6)
+    assert "same is not told apart from the host's own curve" in same.sentence
+
+
+def test_every_point_has_its_height_above_the_hosts_curve() -> None:
+    frontier = made_frontier(lifts={"better": 2.0})
+    own, better = frontier.points()["host alone"], frontier.points()["better"]
+    assert all(point.above is None for point in own)
+    inner = better[1]
+    assert inner.above is not None
+    assert inner.above.difference == pytest.approx(2.0, abs=1e-6)
+    assert inner.above.low is not None
+    assert (inner.outside, better[-1].outside) == ([], [0, 1, 2])  # the form learns new tasks better than any weight
+    assert better[-1].above is not None
+    assert better[-1].above.difference is None
+    assert all(point.dominated for point in own)
+    assert not any(point.dominated for point in better)
+
+
+def test_without_a_common_range_there_is_no_test() -> None:
+    (apart,) = made_frontier(lifts={"apart": 0.0}, shift=60.0).advantages()
+    assert apart.test.p is None
+    assert apart.apart == [0, 1, 2]
+    assert "no test, because in seeds 0, 1, 2" in apart.sentence
+
+
+def test_a_missing_run_leaves_a_point_without_a_mean() -> None:
+    frontier = made_frontier(lifts={"better": 2.0})
+    frontier.curves[1].points["class_incremental"][2][0] = None
+    point, *others = frontier.points()["better"]
+    assert (point.new, point.dominated) == (None, False)
+    assert all(other.new is not None for other in others)
+    assert frontier.points("task_incremental")["better"][0].new is not None
+
+
+def test_a_frontier_is_read_as_it_was_written(tmp_path: Path) -> None:
+    frontier = write_frontier(tmp_path)
+    read = read_frontier(tmp_path)
+    assert read == frontier
+    assert read.as_dict() == frontier.as_dict()
+    assert read_runs(tmp_path).frontiers == [read_frontier(tmp_path, tmp_path.name)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content.pop("seeds"), "not complete"),
+        (lambda content: content.update(curves=[]), "no curve"),
+        (lambda content: content["weights"].pop(), "another number of points"),
+        (lambda content: content["curves"][0]["points"]["class_incremental"]["0"].__setitem__(0, [1, 200]), "0 to 100"),
+        (lambda content: content["curves"][0]["points"]["class_incremental"].pop("0"), "not complete"),
+    ],
+)
+def test_a_damaged_frontier_is_left_out_with_the_reason(tmp_path: Path, change: object, words: str) -> None:
+    write_frontier(tmp_path)
+    path = tmp_path / "frontier.json"
+    content = json.loads(path.read_text())
+    change(content)  # type: ignore[operator]
+    path.write_text(json.dumps(content))
+    with pytest.raises(FlashbackError, match=words):
+        read_frontier(tmp_path)
+    result = read_runs(tmp_path)
+    assert not result.frontiers
+    assert words in result.skipped[f"{tmp_path.name}/frontier.json"]
+    path.write_text("[")
+    assert "JSON" in read_runs(tmp_path).skipped[f"{tmp_path.name}/frontier.json"]

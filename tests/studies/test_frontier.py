@@ -1,0 +1,113 @@
+"""A frontier is traced from ordinary runs, goes on where it stopped, and says what its runs say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashback import FlashbackError
+from flashback.metrics import trade_off
+from flashback.recipes import configure
+from flashback.reports import read_report
+from flashback.results import Frontier, read_run
+from flashback.results.frontier import read_frontier
+from flashback.studies import trace_frontier
+from flashback.studies.forms import catalogue, parse_form, variants
+from flashback.training import Interrupted
+from helpers import write_tiny
+
+SETTINGS = {"training.epochs": 2, "training.batch_size": 8, "training.lr": 0.3, "flashback.epochs": 1}
+
+
+def trace(tmp_path: Path, out: str = "out", **options: Any) -> Frontier:
+    benchmark = tmp_path / "tiny.npz"
+    if not benchmark.exists():
+        write_tiny(benchmark)
+    settings = {**SETTINGS, "benchmark.sizes": [2, 3, 2]}
+    given = {"forms": ["printed", "training.average=0.5"], "weights": [4, 0.25], "seeds": [3], **options}
+    return trace_frontier("lwf-mc", benchmark, out=tmp_path / out, settings=settings, device="cpu", **given)
+
+
+def test_points_are_those_of_the_runs_and_repeating_trains_nothing(tmp_path: Path) -> None:
+    frontier = trace(tmp_path)
+    assert [curve.name for curve in frontier.curves] == ["host alone", "printed", "training.average 0.5"]
+    assert [curve.flashback for curve in frontier.curves] == [False, True, False]
+    runs = {str(path.parent): read_run(path.parent) for path in (tmp_path / "out").rglob("results.json")}
+    assert len(runs) == 6
+    for curve in frontier.curves:
+        for setting, by_seed in curve.points.items():
+            for weight, point in zip(frontier.weights, by_seed[3], strict=True):
+                (run,) = (
+                    run
+                    for run in runs.values()
+                    if run.config["training"]["stability"] == weight
+                    and (run.arm == "flashback") == curve.flashback
+                    and run.config["training"]["average"] == curve.settings.get("training.average")
+                )
+                assert point == trade_off(run.matrix(setting))
+    written = (tmp_path / "out" / "frontier.json").read_bytes()
+    trained: list[str] = []
+    assert trace(tmp_path, watch=lambda name: trained.append) == frontier
+    assert not trained
+    assert (tmp_path / "out" / "frontier.json").read_bytes() == written
+    assert read_report(tmp_path / "out").frontiers[0].curves == frontier.curves
+
+
+def test_an_interrupted_trace_ends_with_the_same_answer(tmp_path: Path) -> None:
+    events = 0
+
+    def interrupt(event: Any) -> None:
+        nonlocal events
+        events += event["event"] == "evaluation"
+        if events == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        trace(tmp_path, "cut", forms=["printed"], watch=lambda name: interrupt)
+    assert not (tmp_path / "cut" / "frontier.json").exists()
+    cut, whole = (trace(tmp_path, out, forms=["printed"]) for out in ("cut", "whole"))
+    assert cut == whole
+    assert json.loads((tmp_path / "cut" / "frontier.json").read_text())["weights"] == [0.25, 4.0]
+    assert read_frontier(tmp_path / "cut").curves == whole.curves
+
+
+def test_a_failed_run_leaves_a_gap_and_is_named(tmp_path: Path) -> None:
+    frontier = trace(tmp_path, forms=["flashback.alpha=1e30"], weights=[1, 2])
+    assert len(frontier.failures) == 2
+    assert all("no longer finite" in problem for problem in frontier.failures.values())
+    assert all(point.old is None for point in frontier.points()["flashback.alpha 1e30"])
+    assert all(point.old is not None for point in frontier.points()["host alone"])
+
+
+def test_forms_are_names_settings_or_both() -> None:
+    base = configure("lucir", "split-cifar100")
+    free = parse_form("free-primary", base)
+    assert free.flashback
+    assert free.settings["flashback.phase1_stability"] == 0
+    assert free.settings["flashback.alpha"] == 0.8  # ten times the recipe's
+    assert free.at(60)["flashback.epochs"] == 21
+    assert free.at(2)["flashback.epochs"] == 1
+    other = parse_form("free-primary,flashback.alpha=0.5,flashback.epochs=7", base)
+    assert (other.settings["flashback.alpha"], other.at(60)["flashback.epochs"]) == (0.5, 7)
+    assert other.name == "free-primary (flashback.alpha 0.5, flashback.epochs 7)"
+    printed = configure("lucir", "split-cifar100", flashback=True, settings=parse_form("printed", base).at(60))
+    assert printed == configure("lucir", "split-cifar100", flashback=True)
+    control = parse_form("training.average=0.9,training.views=[crop,flip]", base)
+    assert not control.flashback
+    assert control.settings["training.views"] == ["crop", "flip"]
+    with pytest.raises(FlashbackError, match="a form chooses seed itself"):
+        parse_form("seed=3", base)
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_every_form_of_the_catalogue_is_valid(name: str) -> None:
+    base = configure("lucir", "split-cifar100")
+    forms = list(variants(name, base))
+    assert len({str(form.settings) for form in forms}) == len(forms)
+    for form in forms:
+        config = configure("lucir", "split-cifar100", flashback=form.flashback, settings=form.at(60))
+        assert config.flashback.enabled == form.flashback
+    assert catalogue()[name]["about"]
