@@ -12,7 +12,7 @@ from flashback.benchmarks.specs import BENCHMARKS
 from flashback.config import to_dict
 from flashback.hosts import Optimisation
 from flashback.nets import NETS
-from flashback.recipes import KINDS, Recipe, config_from_dict, list_recipes, resolving
+from flashback.recipes import KINDS, Recipe, config_from_dict, find_recipe, list_recipes, resolving
 
 HOST_NAMES = {
     "finetune", "joint", "lwf-mc", "icarl", "lucir", "der", "der++", "xder", "ewc", "oewc", "foster", "beef",
@@ -24,7 +24,7 @@ SOURCES = (
     "paper Section", "paper Table", "authors' script", "authors' code", "our choice", "DER paper", "X-DER paper",
     "AANets paper", "AANets repository", "LUCIR repository", "iCaRL repository", "FOSTER repository",
     "BEEF repository", "PODNet repository", "PyCIL", "Mammoth", "AFEC repository", "DER-ClassIL repository",
-    "LwF paper", "CAF repository", "Connector repository",
+    "LwF paper", "CAF repository", "Connector repository", "flashback tune",
 )  # fmt: skip
 
 every_recipe = pytest.mark.parametrize(
@@ -79,6 +79,9 @@ def test_every_value_has_a_source(recipe):
 @every_recipe
 def test_recipe_says_what_matters(recipe):
     """What a benchmark must not leave to chance: the network, the rate, its course, the memory, and both phases."""
+    if recipe.kind == "improved":  # on top of the controlled one, which says it
+        assert find_recipe(recipe.host, recipe.benchmark, "controlled")
+        return
     wanted = {"host.net", "training.epochs", "training.batch_size", "training.lr", "training.schedule"}
     if HOSTS[recipe.host].family == "frozen":
         wanted = {"host.net"}  # it is not trained
@@ -94,7 +97,7 @@ def test_recipe_says_what_matters(recipe):
 @every_recipe
 def test_both_arms_are_alike_unless_published_otherwise(recipe):
     host, flashback = both_arms(recipe)
-    if recipe.kind == "as-published":
+    if recipe.kind in ("as-published", "improved"):
         assert recipe.note
         return
     assert not recipe.flashback_settings
@@ -226,7 +229,7 @@ def test_a_wrong_value_in_a_recipe_is_named(monkeypatch, key, value, sentence):
 
 
 def test_a_recipe_that_does_not_exist():
-    with pytest.raises(FlashbackError, match="one of controlled, anchor, as-published, or"):
+    with pytest.raises(FlashbackError, match="one of controlled, anchor, as-published, improved, or"):
         configure("lucir", recipe="anker")
     with pytest.raises(FlashbackError, match="for oewc on split-cifar100; there is one for split-cifar10, split-tiny"):
         configure("oewc", "split-cifar100", recipe="anchor")

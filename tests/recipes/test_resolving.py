@@ -104,7 +104,10 @@ def test_an_unfinished_run_of_an_earlier_version_is_gone_on_with(made: list[Reci
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        ({"recipe": "best"}, r"recipe \(--recipe\) must be one of controlled, anchor, as-published, or .* not 'best'"),
+        (
+            {"recipe": "best"},
+            r"recipe \(--recipe\) must be one of controlled, anchor, as-published, improved, or .* not 'best'",
+        ),
         ({"recipe": "anchor"}, "no anchor recipe for icarl on made; icarl has no anchor recipe"),
         ({"settings": {"training.epoch": 3}}, "unknown key 'training.epoch'; did you mean 'training.epochs'?"),
         ({"settings": {"training.epochs": "3"}}, "training.epochs must be a whole number, not '3'"),

@@ -19,7 +19,7 @@ Benchmark = Annotated[
     Option(help="A name (see `flashback list benchmarks`), an .npz or a folder; default: split-fashion-mini."),
 ]
 Recipe = Annotated[
-    str | None, Option(help="controlled (the default), anchor, as-published, defaults, or a recipe file.")
+    str | None, Option(help="controlled (the default), improved, anchor, as-published, defaults, or a recipe file.")
 ]
 Out = Annotated[Path | None, Option(help="The folder for the records; default: under runs/.")]
 Data = Annotated[Path | None, Option(help="The folder the datasets are in.")]

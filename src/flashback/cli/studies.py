@@ -14,8 +14,10 @@ from typer import Argument, Option
 import flashback as fb
 from flashback.cli import options as opt
 from flashback.cli.console import show_line, show_table
+from flashback.cli.forms import choose
 from flashback.cli.listing import sweep_names
 from flashback.config import parse_assignment
+from flashback.errors import require
 
 if TYPE_CHECKING:
     from flashback.cli.progress import ProgressView
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from flashback.studies.sweeps import Outcome, Sweep
     from flashback.training.trainer import Event, Observer
 
+DEFAULT_TRIALS, DEFAULT_BUDGET = 8, 20.0
 SYMBOLS = {"flashback.alpha": "alpha_p", "flashback.epochs": "E1"}
 
 
@@ -101,7 +104,18 @@ def tune(
     host: opt.Host,
     out: opt.Out = None,
     benchmark: opt.Benchmark = None,
-    trials: Annotated[int, Option(help="How many choices to try, finished ones included.")] = 8,
+    forms: Annotated[
+        bool, Option("--forms", help="Choose among the host alone, controls and forms of flashback, within --budget.")
+    ] = False,
+    form: Annotated[
+        list[str] | None,
+        Option(metavar="FORM", help="With --forms: only this one, as for `flashback frontier`; may be repeated."),
+    ] = None,
+    budget: Annotated[
+        float | None, Option(help="With --forms: what all runs may cost, in full runs; default: 20.")
+    ] = None,
+    jobs: Annotated[int | None, Option(help="With --forms: how many runs train at a time.")] = None,
+    trials: Annotated[int | None, Option(help="How many choices to try, finished ones included; default: 8.")] = None,
     seed: Annotated[int, Option(help="Decides all randomness.")] = 0,
     recipe: opt.Recipe = None,
     data: opt.Data = None,
@@ -118,15 +132,22 @@ def tune(
 ) -> None:
     """Choose settings on a validation split.
 
-    alpha_p and E1, or any others: those of flashback for the host with flashback, all others for the host alone.
+    alpha_p and E1, or any others: those of flashback for the host with flashback, all others for the host alone. With
+    --forms: which form of flashback with which weight, or none.
     """
     from flashback.cli.progress import ProgressView
     from flashback.results.naming import value_in_words
 
     benchmark, recipe = benchmark or opt.DEFAULT_BENCHMARK, recipe or opt.DEFAULT_RECIPE
     out = out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}"
-    chosen: dict[str, Any] = {"settings": opt.parse_settings(settings), "over": dict(map(parse_values, over or []))}
+    chosen: dict[str, Any] = {"settings": opt.parse_settings(settings)}
     place: dict[str, Any] = {"out": out, "data": data, "device": device, "host_file": host_file}
+    if forms:
+        require(trials is None and not over, "--trials and --over do not go with --forms, which has a --budget")
+        chosen |= {"forms": form or [], "budget": DEFAULT_BUDGET if budget is None else budget, "jobs": jobs}
+        return choose(host, benchmark, seed=seed, recipe=recipe, **chosen, **place)
+    require(not form and budget is None and jobs is None, "--form, --budget and --jobs need --forms")
+    chosen["over"], trials = dict(map(parse_values, over or [])), DEFAULT_TRIALS if trials is None else trials
     with ProgressView() as view:
         best = fb.tune(host, benchmark, trials=trials, seed=seed, recipe=recipe, watch=view.watch, **chosen, **place)
     rows = [[*(value_in_words(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}"] for trial in best.trials]

@@ -11,7 +11,7 @@ from flashback.benchmarks import canonical_name
 from flashback.errors import FlashbackError
 from flashback.plain_yaml import AliasLoader, read_yaml
 
-KINDS = CONTROLLED, ANCHOR, AS_PUBLISHED = "controlled", "anchor", "as-published"
+KINDS = CONTROLLED, ANCHOR, AS_PUBLISHED, IMPROVED = "controlled", "anchor", "as-published", "improved"
 DEFAULTS = "defaults"  # no recipe
 
 
@@ -23,7 +23,7 @@ class Recipe:
     benchmark: str
     kind: str
     settings: Mapping[str, Any]
-    flashback_settings: Mapping[str, Any]  # only in the flashback arm; only published recipes have any
+    flashback_settings: Mapping[str, Any]  # only in the flashback arm; published and improved recipes have some
     sources: Mapping[str, str]
     note: str = ""
 

@@ -11,7 +11,16 @@ from flashback.config import RunConfig, TrainingConfig, build, check_sections, s
 from flashback.errors import FlashbackError, require, unknown
 from flashback.hosts import HOSTS, Host
 from flashback.hosts.external import load_installed_hosts
-from flashback.recipes.catalogue import CONTROLLED, DEFAULTS, KINDS, Recipe, find_recipe, list_recipes, read_recipe_file
+from flashback.recipes.catalogue import (
+    CONTROLLED,
+    DEFAULTS,
+    IMPROVED,
+    KINDS,
+    Recipe,
+    find_recipe,
+    list_recipes,
+    read_recipe_file,
+)
 from flashback.records import dotted
 
 ENABLED = "flashback.enabled"
@@ -36,8 +45,8 @@ def configure(
         flashback: Whether to wrap the host by Flashback. Flashback settings without it are refused, unless False is
             given explicitly, as for the host arm of a comparison.
         seed: Decides everything random.
-        recipe: "controlled", "anchor", "as-published", "defaults", or a recipe file. Without a controlled recipe for
-            this benchmark the defaults are used, and the configuration's recipe is "defaults".
+        recipe: "controlled", "improved", "anchor", "as-published", "defaults", or a recipe file. Without a controlled
+            recipe for this benchmark the defaults are used, and the configuration's recipe is "defaults".
         settings: Settings by dotted key, such as {"training.epochs": 5}.
         data: The folder of the datasets, where relative paths are looked up too.
         plain: Settings of the host and its training by their plain names: epochs=5, memory_size=200.
@@ -108,12 +117,13 @@ def check_free(settings: Mapping[str, Any], what: str) -> None:
 
 
 def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict[str, Any]:
-    """The values of a recipe; empty if there is no controlled recipe for this benchmark."""
+    """The values of a recipe, an improved one on top of the controlled one; empty if a controlled one is missing."""
     if kind == DEFAULTS or lacks_recipe(host, benchmark, kind):
         return {}
     if is_recipe_file(kind):
         recipe = recipe_from_file(host, benchmark, Path(kind))
-        return recipe_values(host, benchmark, recipe.kind, flashback) | recipe.values(flashback)
+        below = CONTROLLED if recipe.kind == IMPROVED else recipe.kind  # the file holds all that is improved
+        return recipe_values(host, benchmark, below, flashback) | recipe.values(flashback)
     known = f"{', '.join(KINDS)}, or {DEFAULTS}"
     require(kind in KINDS, f"recipe (--recipe) must be one of {known}, or a recipe file, not '{kind}'")
     shipped = find_recipe(host, benchmark, kind)
@@ -121,7 +131,8 @@ def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict
         others = sorted({r.benchmark for r in list_recipes() if (r.host, r.kind) == (host, kind)})
         where = f"there is one for {', '.join(others)}" if others else f"{host} has no {kind} recipe"
         raise FlashbackError(f"no {kind} recipe for {host} on {benchmark}; {where}")
-    return shipped.values(flashback)
+    controlled = recipe_values(host, benchmark, CONTROLLED, flashback) if kind == IMPROVED else {}
+    return controlled | shipped.values(flashback)
 
 
 def lacks_recipe(host: str, benchmark: str, kind: str) -> bool:

@@ -14,7 +14,8 @@ from flashback.metrics import PairedTest, paired_test, verdict
 from flashback.metrics.accuracy import METRICS
 from flashback.metrics.statistics import mean
 from flashback.recipes import config_from_dict
-from flashback.recipes.catalogue import AS_PUBLISHED
+from flashback.recipes.catalogue import AS_PUBLISHED, IMPROVED
+from flashback.recipes.resolving import is_recipe_file
 from flashback.records import differing_keys
 from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SETTINGS
 from flashback.results.method import Cost, Method, Sample, canonical, pair_key
@@ -242,12 +243,13 @@ def empty_arm(method: Method, arm: str) -> Method:
 
 
 def join_published(groups: Sequence[list[Method]]) -> list[list[Method]]:
-    """Published recipes may set up the host differently in each arm: join one of each on the same data."""
+    """Some recipes may set up the host differently in each arm: join one of each with the same recipe and data."""
     halves: dict[str, list[list[Method]]] = {}
     for group in groups:
         run = group[0].any_run
-        if len({method.arm for method in group}) < len(ARMS) and run.recipe == AS_PUBLISHED:
-            key = canonical([run.host, run.code, run.settings["benchmark"], run.data, run.tasks])
+        has_own_arms = run.recipe in (AS_PUBLISHED, IMPROVED) or is_recipe_file(run.recipe)
+        if len({method.arm for method in group}) < len(ARMS) and has_own_arms:
+            key = canonical([run.host, run.recipe, run.code, run.settings["benchmark"], run.data, run.tasks])
             halves.setdefault(key, []).append(group)
     joined = [two for two in halves.values() if len(two) == 2 and two[0][0].arm != two[1][0].arm]
     used = [id(group) for two in joined for group in two]

@@ -1,6 +1,7 @@
 """Many runs, one answer: comparisons, sweeps, tuning, representations."""
 
 from flashback.results import Comparison
+from flashback.studies.choosing import Chosen, choose_form
 from flashback.studies.comparison import compare
 from flashback.studies.frontier import trace_frontier
 from flashback.studies.similarity import compare_representations
@@ -8,10 +9,12 @@ from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, read_sweep, ru
 from flashback.studies.tuning import Tuned, tune
 
 __all__ = [
+    "Chosen",
     "Comparison",
     "Outcome",
     "Sweep",
     "Tuned",
+    "choose_form",
     "compare",
     "compare_representations",
     "parse_sweep",

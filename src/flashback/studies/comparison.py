@@ -58,7 +58,8 @@ def compare(
         benchmark: The name of a benchmark, or the path of an .npz file or of a folder of images.
         seeds: The seeds, or how many: 3 stands for 0, 1 and 2.
         out: The folder for all runs and for comparison.json.
-        recipe: "controlled", "anchor", "as-published", "defaults" or the path of a recipe file.
+        recipe: "controlled", "anchor", "as-published", "improved", "defaults" or the path of a recipe
+            file.
         settings: Settings by dotted key, for both arms; they win over the recipe.
         jobs: How many runs train at a time, each in a process of its own. By default one on a CPU, and on a GPU as many
             as cores and memory allow, at most eight.

@@ -74,7 +74,8 @@ def tune(
         over: The values to choose among, by setting; by default alpha_p and E1.
         trials: How many choices to try, those of earlier calls included.
         seed: Decides all randomness.
-        recipe: "controlled", "anchor", "as-published", "defaults" or the path of a recipe file.
+        recipe: "controlled", "anchor", "as-published", "improved", "defaults" or the path of a recipe
+            file.
         settings: Settings by dotted key that are not chosen; they win over the recipe.
         data: The folder the data sets are in; by default the cache folder.
         device: "auto", "cpu" or "cuda".
@@ -192,21 +193,45 @@ def suggested(trial: Any, key: str, values: Sequence[Any]) -> Any:
     return trial.suggest_categorical(key, values)
 
 
-def write_recipe(path: Path, base: RunConfig, recipe: str, sources: Mapping[str, Mapping[str, Any]], note: str) -> Path:
+def write_recipe(
+    path: Path,
+    base: RunConfig,
+    recipe: str,
+    sources: Mapping[str, Mapping[str, Any]],
+    note: str,
+    kind: str = "",
+    flashback: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:
+    """Write a recipe file that keeps the values of the recipe file it starts from.
+
+    Args:
+        path: The file to write.
+        base: A configuration with the host and the benchmark.
+        recipe: The kind of recipe, or the recipe file, that it starts from.
+        sources: The new values for both arms, by their source.
+        note: A remark.
+        kind: The kind of the recipe; by default that of the one it starts from.
+        flashback: New values for the arm with flashback alone, by their source.
+    """
     host, benchmark = base.host.name, base.benchmark.name
     file = Path(recipe) if is_recipe_file(recipe) else None
     before = recipe_from_file(host, benchmark, file) if file else Recipe(host, benchmark, recipe, {}, {}, {})
-    new = {key: {"value": value, "from": source} for source, values in sources.items() for key, value in values.items()}
+
+    def sourced(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            key: {"value": value, "from": source} for source, some in sources.items() for key, value in some.items()
+        }
 
     def kept(values: Mapping[str, Any]) -> dict[str, Any]:
         return {key: {"value": value, "from": before.sources[key]} for key, value in values.items() if key not in new}
 
+    new = sourced(sources)
     entry = {
         "benchmark": benchmark,
-        "kind": before.kind,
+        "kind": kind or before.kind,
         "note": note,
         "settings": kept(before.settings) | new,
-        "flashback_settings": kept(before.flashback_settings),
+        "flashback_settings": kept(before.flashback_settings) | sourced(flashback or {}),
     }
     write_atomically(path, yaml.safe_dump({"host": host, "recipes": [entry]}, sort_keys=False))
     return path

@@ -1,14 +1,15 @@
-"""The command frontier."""
+"""The command frontier, and `tune --forms`."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
 from flashback.cli import options as opt
-from flashback.cli.console import show_line, show_table
+from flashback.cli.console import say, show_line, show_table
 from flashback.errors import FlashbackError, abbreviate
 
 
@@ -84,3 +85,36 @@ def parse_weights(text: str) -> list[float]:
         return [float(weight) for weight in text.split(",")]
     except ValueError:
         raise FlashbackError(f"--weights takes numbers such as 0.3,1,3, not {abbreviate(text)}") from None
+
+
+def choose(host: str, benchmark: str, out: Path, device: str, data: Path | None, host_file: Any, **chosen: Any) -> None:
+    """Choose a form for `flashback tune --forms`, show all trials and the answer."""
+    from flashback.cli.progress import ProgressView
+    from flashback.metrics.statistics import number
+    from flashback.studies.choosing import choose_form
+
+    place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file}
+    with ProgressView() as view:
+        best = choose_form(host, benchmark, out=out, watch=view.watch, **chosen, **place)
+    for name, reason in best.left_out.items():
+        say(f"left out: {name}: {reason}")
+    longest_first = sorted(best.trials, key=lambda trial: (-trial.epochs, -(trial.mean or 0)))
+    rows = [[trial.name, str(trial.epochs), str(len(trial.accuracies)), number(trial.mean)] for trial in longest_first]
+    show_table("candidates, longest runs first", ("candidate", "epochs", "seeds", "validation accuracy"), rows)
+    show_line(best.answer)
+    show_line(f"All runs cost as much as {best.spent:.1f} of full length.")
+    options = [("--data", data), *(("--host-file", file) for file in host_file or [])]
+    given = [str(word) for option in options if option[1] is not None for word in option]
+    command = [
+        "flashback",
+        "compare",
+        host,
+        "--benchmark",
+        benchmark,
+        "--recipe",
+        str(best.recipe),
+        "--seeds",
+        "5",
+        *given,
+    ]
+    show_line(f"To see the tuned host and the best form on test images: {shlex.join(command)}")
