@@ -29,6 +29,7 @@ install-all: $(INSTALLED)
 demo: $(INSTALLED)
 	@rm -rf runs/demo
 	@$(BIN)/flashback compare icarl --benchmark split-fashion-mini --seeds 3 --jobs 2 --out runs/demo
+	@$(BIN)/flashback report runs/demo >runs/demo/answers.txt && tail -n 1 runs/demo/answers.txt
 
 reproduce: $(INSTALLED)
 	@$(BIN)/flashback sweep reproduction/embedded.yaml --jobs 2 --out runs/reproduce

@@ -95,3 +95,18 @@ def test_without_a_terminal_a_minute_passes_between_lines(monkeypatch: pytest.Mo
         "icarl: task 1 of 2, learn, epoch 6 of 6",
         "icarl: task 1 of 2, average accuracy 80.0",
     ]
+
+
+def test_of_several_runs_without_a_terminal_the_ends_are_told(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    screen = made_screen(monkeypatch, 120, terminal=False)
+    with progress.ProgressView(several=True) as view:
+        observe = view.watch("host, seed 0")
+        observe({"event": "task", "task": 0, "tasks": 4})
+        for task, wait in enumerate((5, 12, 5, 1)):
+            clock.now += wait
+            accuracies = [80.0] * (task + 1)
+            observe({"event": "evaluation", "task": task, "accuracy": {"linear": {"class_incremental": accuracies}}})
+    assert screen.getvalue().splitlines() == [
+        "host, seed 0: task 2 of 4, average accuracy 80.0",
+        "host, seed 0: task 4 of 4, average accuracy 80.0",
+    ]

@@ -15,7 +15,7 @@ from flashback.reports import read_report
 from flashback.results import Frontier, read_run
 from flashback.results.frontier import read_frontier
 from flashback.studies import trace_frontier
-from flashback.studies.forms import catalogue, parse_form, variants
+from flashback.studies.forms import catalogue, of_recipe, parse_form, variants
 from flashback.training import Interrupted
 from helpers import write_tiny
 
@@ -95,6 +95,8 @@ def test_forms_are_names_settings_or_both() -> None:
     assert other.name == "free-primary (flashback.alpha 0.5, flashback.epochs 7)"
     printed = configure("lucir", "split-cifar100", flashback=True, settings=parse_form("printed", base).at(60))
     assert printed == configure("lucir", "split-cifar100", flashback=True)
+    short = configure("lucir", "split-cifar100", settings=of_recipe({"training.epochs": 20}))
+    assert parse_form("printed", short).at(20)["flashback.epochs"] == 3  # a sixth, as in the recipe
     control = parse_form("training.average=0.9,training.views=[crop,flip]", base)
     assert not control.flashback
     assert control.settings["training.views"] == ["crop", "flip"]

@@ -203,7 +203,7 @@ def compare(
     chosen: dict[str, Any] = {"seeds": opt.choose_seeds(seeds, seed_list), "recipe": recipe}
     chosen["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
     place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
-    with ProgressView() as view:
+    with ProgressView(several=True) as view:
         try:
             comparison = fb.compare(host, benchmark, out=folder, track=track or [], watch=view.watch, **chosen, **place)
         except NothingToCompareError as failed:  # show what there is all the same

@@ -65,7 +65,7 @@ def frontier(
     chosen["weights"] = parse_weights(weights) if weights is not None else WEIGHTS
     chosen["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
     place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
-    with ProgressView() as view:
+    with ProgressView(several=True) as view:
         traced = trace_frontier(host, benchmark, out=folder, track=track or [], watch=view.watch, **chosen, **place)
     table = frontier_table(traced)
     rows = [row for setting in SETTINGS for row in ([SETTING_TITLES[setting]], *table.rows[setting])]
@@ -94,7 +94,7 @@ def choose(host: str, benchmark: str, out: Path, device: str, data: Path | None,
     from flashback.studies.choosing import choose_form
 
     place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file}
-    with ProgressView() as view:
+    with ProgressView(several=True) as view:
         best = choose_form(host, benchmark, out=out, watch=view.watch, **chosen, **place)
     for name, reason in best.left_out.items():
         say(f"left out: {name}: {reason}")

@@ -12,6 +12,7 @@ from flashback.training.running import accuracy_so_far
 from flashback.training.trainer import Event, Observer
 
 QUIET = 60.0  # seconds without a line after which one is written where there is no terminal
+BETWEEN = 15.0  # the same for the end of a task, where there are several runs
 NAME, BAR = 30, 10  # columns of a line
 A_DAY = 24 * 3600.0
 
@@ -22,9 +23,14 @@ class StateColumn(ProgressColumn):
 
 
 class ProgressView(Progress):
-    """Shows the runs that are training; without a terminal, a line for every task and at most one a minute between."""
+    """Shows the runs that are training; without a terminal, lines at their tasks and at most one a minute between.
 
-    def __init__(self) -> None:
+    Args:
+        several: Whether there are several runs. Then, without a terminal, a task is told only if there was no line for
+            some seconds; the end of a run always is.
+    """
+
+    def __init__(self, several: bool = False) -> None:
         console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         fixed = Column(no_wrap=True)
         super().__init__(
@@ -38,7 +44,7 @@ class ProgressView(Progress):
             transient=True,
             speed_estimate_period=A_DAY,
         )
-        self.last_line = time.monotonic()
+        self.last_line, self.several = time.monotonic(), several
 
     def stop(self) -> None:
         if not self.disable:  # else an empty line would be printed
@@ -93,7 +99,8 @@ class RunLine:
 
     def report(self, event: Event) -> None:
         self.task, is_last = event["task"], event["task"] + 1 == self.tasks
-        if self.view.disable or is_last:
+        due = not self.view.several or time.monotonic() - self.view.last_line >= BETWEEN
+        if is_last or (self.view.disable and due):
             place = f"{self.place(' of ')}, " if self.view.disable else ""
             self.view.say(f"{self.name}: {place}average accuracy {accuracy_so_far(event):.1f}")
         if is_last:

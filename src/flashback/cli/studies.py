@@ -57,7 +57,7 @@ def sweep(
         show_plan(chosen, plan(chosen, out, RunContext.of(data, device, host_file)))
     else:
         place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
-        with ProgressView() as view:
+        with ProgressView(several=True) as view:
             outcome = fb.run_sweep(chosen, out, track=track or [], watch=watch_states(view), **place)
         show_line(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.")
     if bare := left_out(chosen):
@@ -148,7 +148,7 @@ def tune(
         return choose(host, benchmark, seed=seed, recipe=recipe, **chosen, **place)
     require(not form and budget is None and jobs is None, "--form, --budget and --jobs need --forms")
     chosen["over"], trials = dict(map(parse_values, over or [])), DEFAULT_TRIALS if trials is None else trials
-    with ProgressView() as view:
+    with ProgressView(several=True) as view:
         best = fb.tune(host, benchmark, trials=trials, seed=seed, recipe=recipe, watch=view.watch, **chosen, **place)
     rows = [[*(value_in_words(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}"] for trial in best.trials]
     rows.append([*("-" for _ in best.choice), f"{best.host_accuracy:.2f}"])

@@ -22,7 +22,7 @@ from flashback.records import dotted, is_begun
 from flashback.records.terms import FLASHBACK, HOST
 from flashback.results.naming import setting_in_words
 from flashback.studies.comparison import read_finished
-from flashback.studies.forms import FLASHBACK_KEYS, PHASE_1_EPOCHS, Form, catalogue, parse_form, variants
+from flashback.studies.forms import FLASHBACK_KEYS, PHASE_1_EPOCHS, Form, catalogue, of_recipe, parse_form, variants
 from flashback.studies.jobs import Job, RunContext, is_finished, run_jobs
 from flashback.studies.sweeps import label
 from flashback.studies.tuning import HELD_OUT, VALIDATION, write_recipe
@@ -166,8 +166,8 @@ def choose_form(
     require(not is_begun(folder), f"{folder} holds a run; {ANOTHER_FOLDER}")
     context = RunContext.of(data, device, host_file)
 
-    def configured(form: Form, epochs: int | None = None, at: int = seed) -> RunConfig:
-        values = {HELD_OUT: VALIDATION, **given}
+    def configured(form: Form, epochs: int | None = None, at: int = seed, recipes: bool = False) -> RunConfig:
+        values = {HELD_OUT: VALIDATION, **(of_recipe(given) if recipes else given)}
         if epochs is not None:
             values |= shortened(base, epochs) | form.at(epochs)
         return configure(host, benchmark, flashback=form.flashback, seed=at, recipe=recipe, settings=values, data=data)
@@ -175,7 +175,9 @@ def choose_form(
     base = configured(ALONE)
     require(base.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
     full = base.training.epochs
-    candidates, left_out = applicable(candidates_of(forms, base), lambda form: configured(form, full), data)
+    candidates, left_out = applicable(
+        candidates_of(forms, configured(ALONE, recipes=True), full), lambda form: configured(form, full), data
+    )
     lengths = sorted({max(2, round(share * full)) for share in SCREENING if max(2, round(share * full)) < full})
     seeds = affordable_seeds(candidates, lengths, full, budget)
 
@@ -231,7 +233,7 @@ def shortened(base: RunConfig, epochs: int) -> dict[str, Any]:
     return {EPOCHS: epochs, **scaled}
 
 
-def candidates_of(forms: Sequence[str], base: RunConfig) -> list[Form]:
+def candidates_of(forms: Sequence[str], base: RunConfig, full: int) -> list[Form]:
     """The host alone, and every combination of values of the forms; names tell them apart."""
     candidates = [ALONE]
     for text in forms or list(catalogue()):
@@ -239,19 +241,19 @@ def candidates_of(forms: Sequence[str], base: RunConfig) -> list[Form]:
         for form in several:
             varying = [key for key, value in form.settings.items() if any(o.settings[key] != value for o in several)]
             words = ", ".join(setting_in_words(key, form.settings[key]) for key in varying)
-            candidates.append(scaling(form, f"{form.name} ({words})" if words else form.name, base))
+            candidates.append(scaling(form, f"{form.name} ({words})" if words else form.name, base, full))
     names = [form.name for form in candidates]
     require(len(set(names)) == len(names), "each form counts once; one is repeated")
     return candidates
 
 
-def scaling(form: Form, name: str, base: RunConfig) -> Form:
+def scaling(form: Form, name: str, base: RunConfig, full: int) -> Form:
     """A form under another name whose phase 1 keeps its share of the epochs in shorter runs."""
     if not form.flashback or form.settings.get("flashback.teacher") == "running":
         return replace(form, name=name)
     settings = dict(form.settings)
     first = settings.pop(PHASE_1_EPOCHS, None)
-    phase1 = form.phase1 if first is None else first / base.training.epochs
+    phase1 = form.phase1 if first is None else first / full
     recipes = base.flashback.epochs / base.training.epochs
     return Form(name, settings, form.flashback, recipes if phase1 is None else phase1)
 

@@ -35,6 +35,11 @@ class Form:
         return {**self.settings, PHASE_1_EPOCHS: min(epochs - 1, max(1, round(self.phase1 * epochs)))}
 
 
+def of_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without the epochs of a task, unless those of phase 1 are given too: forms keep the recipe's share."""
+    return {key: value for key, value in settings.items() if key != "training.epochs" or PHASE_1_EPOCHS in settings}
+
+
 @cache
 def catalogue() -> Mapping[str, Mapping[str, Any]]:
     text = (resources.files("flashback.studies") / "forms.yaml").read_text(encoding="utf-8")

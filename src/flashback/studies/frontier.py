@@ -17,7 +17,7 @@ from flashback.records.terms import FLASHBACK, HOST, SETTINGS
 from flashback.results import Run
 from flashback.results.frontier import FRONTIER, WEIGHT, Curve, Frontier
 from flashback.studies.comparison import chosen_seeds, read_finished
-from flashback.studies.forms import Form, parse_form
+from flashback.studies.forms import Form, of_recipe, parse_form
 from flashback.studies.jobs import Job, RunContext, is_finished
 from flashback.studies.sweeps import Part, Sweep, plan, run_sweep
 from flashback.training.building import build_method, open_benchmark
@@ -80,8 +80,11 @@ def trace_frontier(
     require(not is_begun(folder), f"{folder} holds a run; {ANOTHER_FOLDER}")
     context = RunContext.of(data, device, host_file, track)
     bare = {key: value for key, value in given.items() if not key.startswith("flashback.")}
-    base = configure(host, benchmark, flashback=False, recipe=recipe, settings=given, data=data)
-    all_forms = [Form(ALONE, {}, False), *(parse_form(text, base) for text in forms)]
+    base, origin = (
+        configure(host, benchmark, flashback=False, recipe=recipe, settings=values, data=data)
+        for values in (given, of_recipe(given))
+    )
+    all_forms = [Form(ALONE, {}, False), *(parse_form(text, origin) for text in forms)]
     names = [form.name for form in all_forms]
     require(len(set(names)) == len(names), f"each form counts once; {', '.join(names[1:])} repeats one")
     parts = []
