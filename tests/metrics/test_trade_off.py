@@ -19,43 +19,64 @@ def test_old_and_new_are_measured_after_the_same_tasks() -> None:
     assert trade_off([[90.0]]) is None
 
 
-def test_a_curve_is_the_line_through_its_points() -> None:
+def test_the_height_is_the_most_that_is_remembered_at_this_new_task_accuracy_or_a_higher_one() -> None:
     line = curve((10, 50), (20, 40), (40, 0))
     assert height(line, [10, 15, 20, 30, 40]).tolist() == [50, 45, 40, 20, 0]
+    assert height(curve((5, 10), *line), 7) == 50  # the second point learns better and remembers more
     assert np.isnan(height(line, [9.9, 40.1])).all()
     assert height(line[::-1], [15, 30]).tolist() == [45, 20]
-
-
-def test_where_a_curve_folds_back_its_highest_point_counts() -> None:
-    folded = curve((10, 50), (30, 50), (20, 10))
-    assert height(folded, [15, 25]).tolist() == [50, 50]
+    assert height(curve((10, 20)), 10) == 20
     assert height(curve((10, 20), (10, 30)), 10) == 30
-    assert height(curve((10, 20)), [10, 11])[0] == 20
 
 
-def test_the_gap_is_the_mean_height_over_the_common_range() -> None:
+def test_parts_that_are_worse_on_both_have_no_effect() -> None:
+    good = curve((10, 50), (30, 30))
+    for broken in (curve((2, 20), *good), curve(*good, (15, 10)), curve(*good, (20, 32))):
+        assert height(broken, [10, 12, 20, 30]).tolist() == height(good, [10, 12, 20, 30]).tolist()
+        assert gap(good, broken) == pytest.approx((0, 0, 10, 30))
+
+
+def test_the_height_agrees_with_a_dense_walk_along_the_line() -> None:
+    draw = np.random.default_rng(3)
+    for _ in range(20):
+        points = draw.uniform(0, 100, (5, 2))
+        steps = np.linspace(0, 4, 40_001)
+        walk = np.array([np.interp(steps, range(5), points[:, axis]) for axis in (0, 1)])
+        for x in draw.uniform(points[:, 0].min(), points[:, 0].max(), 5):
+            expected = walk[1][walk[0] >= x].max()
+            assert height(curve(*map(tuple, points)), x) == pytest.approx(expected, abs=0.02)
+
+
+def test_the_gap_is_the_mean_height_over_what_both_reach() -> None:
     host = curve((10, 50), (30, 30))
     found = gap(host, curve((20, 44), (50, 14)))
     assert found is not None
-    assert (found.low, found.high, found.share) == (20, 30, 0.5)
+    assert (found.low, found.high) == (20, 30)
     assert found.height == pytest.approx(4)  # 44 against 40, 34 against 30
     assert found.area == pytest.approx(40)
-    below = gap(curve((20, 44), (50, 14)), host)
-    assert below is not None
-    assert below.height == pytest.approx(-4)
-    assert below.share == pytest.approx(1 / 3)
+    back = gap(curve((20, 44), (50, 14)), host)
+    assert back is not None
+    assert back.height == pytest.approx(-4)
+
+
+def test_left_of_both_peaks_nothing_is_compared() -> None:
+    found = gap(curve((0, 5), (20, 50), (30, 30)), curve((0, 5), (10, 50), (40, 20)))
+    assert found is not None
+    assert (found.low, found.high) == (10, 30)
+    one = gap(curve((0, 5), (20, 50)), curve((0, 5), (22, 53)))  # one point is best on both
+    assert one == pytest.approx((3, 0, 20, 20))
 
 
 def test_the_gap_of_bent_curves_is_their_area() -> None:
-    found = gap(curve((0, 0), (10, 0)), curve((0, 0), (5, 10), (10, 0)))
+    found = gap(curve((0, 10), (10, 0)), curve((0, 10), (5, 10), (10, 0)))
     assert found is not None
-    assert found.area == pytest.approx(50, rel=1e-4)
+    assert found.area == pytest.approx(25, rel=1e-4)
 
 
-def test_curves_without_a_common_range_have_no_gap() -> None:
+def test_curves_that_reach_nothing_in_common_have_no_gap() -> None:
     host = curve((10, 50), (30, 30))
     assert gap(host, curve((31, 30), (40, 20))) is None
-    assert gap(host, curve((30, 30), (40, 20))) is None  # a single point in common
+    assert gap(host, curve((1, 90), (9, 80))) is None
     assert gap(host, []) is None
 
 

@@ -237,8 +237,9 @@ def test_a_frontier_has_its_answers_its_points_and_a_chart(tmp_path: Path) -> No
     assert [cells[1] for cells in rows if len(cells) == 7] == ["3", "1", "0.3"]
     assert ("div", {"class": "plot", "data-draw": "frontier 0"}) in page.tags
     (own, form) = json.loads(page.scripts[0])["frontiers"][0]["class_incremental"].values()
-    assert [point["weight"] for point in own] == [3, 1, 0.3]
-    assert form[0]["new"] == [pytest.approx(22.3), pytest.approx(0.3)]
+    assert [point["weight"] for point in own["points"]] == [3, 1, 0.3]
+    assert form["points"][0]["new"] == [pytest.approx(22.3), pytest.approx(0.3)]
+    assert (form["outline"][0], form["outline"][-1]) == ([22.3, 79.7], [32.3, 69.7])
     markdown = write_report(read_report([tmp_path]), tmp_path / "report.md", "md")[0].read_text()
     assert (
         "## Frontier of icarl on split\\-cifar100" in markdown or "## Frontier of icarl on split-cifar100" in markdown

@@ -154,7 +154,8 @@ def test_confusion_is_drawn_where_it_is_recorded(tmp_path: Path) -> None:
 def test_a_frontier_marks_dominated_points_and_names_the_weights(tmp_path: Path) -> None:
     figure = plot_frontier(made_frontier())
     left, right = figure.axes
-    own, _, form, *_ = left.lines
+    outline, own, _, _, form, *_ = left.lines
+    assert (outline.get_xdata()[0], outline.get_xdata()[-1]) == pytest.approx((20.3, 30.3))
     assert own.get_xdata().tolist() == pytest.approx([20.3, 25.3, 30.3])
     assert form.get_ydata()[0] == pytest.approx(100 - 22.3 + 2)
     dominated = [line for line in left.lines if line.get_linestyle() == "None" and len(line.get_xdata())]

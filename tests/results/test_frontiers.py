@@ -22,7 +22,7 @@ def test_a_form_above_the_curve_is_found_with_its_height() -> None:
     assert better.p_adjusted == pytest.approx(2 * better.test.p)
     assert "better lies significantly above the host's own curve (+2.00 points" in better.sentence
     assert same.test.difference == pytest.approx(0.0, abs=1e-6)
-    assert "same is not told apart from the host's own curve" in same.sentence
+    assert "same is not significantly above or below the host's own curve" in same.sentence
 
 
 def test_every_point_has_its_height_above_the_hosts_curve() -> None:
@@ -43,8 +43,9 @@ def test_every_point_has_its_height_above_the_hosts_curve() -> None:
 def test_without_a_common_range_there_is_no_test() -> None:
     (apart,) = made_frontier(lifts={"apart": 0.0}, shift=60.0).advantages()
     assert apart.test.p is None
-    assert apart.apart == [0, 1, 2]
-    assert "no test, because in seeds 0, 1, 2" in apart.sentence
+    assert apart.heights == {0: None, 1: None, 2: None}
+    assert "apart: no answer" in apart.sentence
+    assert "(of the seeds: 0, 1, 2)" in apart.sentence
 
 
 def test_a_missing_run_leaves_a_point_without_a_mean() -> None:

@@ -14,7 +14,7 @@ from flashback.metrics.accuracy import (
     summarise,
 )
 from flashback.metrics.cka import LinearCKA, MinibatchCKA, linear_cka
-from flashback.metrics.frontier import Gap, TradeOff, dominated, gap, height, trade_off
+from flashback.metrics.frontier import Gap, TradeOff, dominated, gap, height, outline, trade_off
 from flashback.metrics.statistics import PairedTest, holm, paired_over_methods, paired_over_tasks, paired_test, verdict
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "linear_cka",
     "mean_new_task_accuracy",
     "new_task_accuracy",
+    "outline",
     "paired_over_methods",
     "paired_over_tasks",
     "paired_test",

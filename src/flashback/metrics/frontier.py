@@ -1,7 +1,7 @@
 """The trade-off of stability and plasticity: accuracy on old tasks against accuracy on new ones, and curves of it.
 
 A curve has one point for each value of a setting, such as the weight of the stability loss, in the order of the values.
-Its height at a new-task accuracy x is the highest old-task accuracy that the line through its points has there.
+Its height at a new-task accuracy is the highest old-task accuracy that the line through its points has there or beyond.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flashback.metrics.accuracy import Matrix, lower_triangle
 
-CELLS = 1000  # of the common range of two curves; the mean gap is over their midpoints
+CELLS = 1000  # of the range over which two curves are compared; the mean gap is over their midpoints
 
 
 class TradeOff(NamedTuple):
@@ -27,13 +27,12 @@ Curve = Sequence[TradeOff]
 
 
 class Gap(NamedTuple):
-    """How far one curve lies above another over the range of new-task accuracy that both reach."""
+    """How far one curve lies above another, over a range of new-task accuracy."""
 
     height: float  # mean difference in old-task accuracy
     area: float  # height times the width of the range
     low: float
     high: float
-    share: float  # of the range of the lower curve
 
 
 def trade_off(matrix: Matrix) -> TradeOff | None:
@@ -57,40 +56,54 @@ def trade_off(matrix: Matrix) -> TradeOff | None:
 
 
 def height(curve: Curve, new: ArrayLike) -> NDArray[np.float64]:
-    """The old-task accuracy that a curve reaches at a new-task accuracy; NaN outside its range.
+    """The highest old-task accuracy of a curve where its new-task accuracy is `new` or higher; NaN outside its range.
 
-    The curve is the line through its points in their order. Where it folds back, its highest point counts.
+    The curve is the line through its points in their order. So a height never rises with `new`, and parts of the line
+    that are worse on both than another part have no effect.
     """
     x: NDArray[Any] = np.asarray(new, dtype=np.float64)
     best = np.full(x.shape, np.nan)
     for first, second in pairwise([*curve, *curve[-1:]]):  # the last point alone too, so that one point is a curve
         (x0, y0), (x1, y1) = sorted((first, second))
-        inside = (x >= x0) & (x <= x1)
-        y = y0 + (x - x0) / (x1 - x0) * (y1 - y0) if x1 > x0 else np.full(x.shape, max(y0, y1))
-        best = np.where(inside, np.fmax(best, y), best)
-    return best
+        start = np.maximum(x, x0)  # of the part of this piece at x or beyond
+        y = y1 if x1 == x0 else y0 + (start - x0) / (x1 - x0) * (y1 - y0)
+        best = np.where(x <= x1, np.fmax(best, np.maximum(y, y1)), best)
+    return np.where(x >= min(point.new for point in curve), best, np.nan)
+
+
+def peak(curve: Curve) -> float:
+    """The new-task accuracy of the highest point of a curve, left of which it trades nothing."""
+    return max(curve, key=lambda point: (point.old, point.new)).new
+
+
+def outline(curve: Curve, points: int = 100) -> list[TradeOff]:
+    """Points on a curve's height from its peak to its end, for a picture."""
+    x = np.linspace(peak(curve), max(point.new for point in curve), points)
+    return [TradeOff(float(new), float(old)) for new, old in zip(x, height(curve, x), strict=True)]
 
 
 def gap(lower: Curve, upper: Curve) -> Gap | None:
-    """The mean height of one curve above another, over the range of new-task accuracy that both reach.
+    """The mean height of one curve above another, over the new-task accuracies that both reach.
+
+    Left of both peaks no curve trades anything, so the range begins at the first of them.
 
     Args:
         lower: The curve to start from, such as that of the host alone.
         upper: The other curve. The gap is positive where it lies above.
 
     Returns:
-        The gap, or None if the ranges do not overlap.
+        The gap, or None if the curves reach no new-task accuracy in common.
     """
     if not lower or not upper:
         return None
-    ranges = [(min(point.new for point in curve), max(point.new for point in curve)) for curve in (lower, upper)]
-    low, high = max(start for start, _ in ranges), min(end for _, end in ranges)
-    if low >= high:
+    ranges = [[point.new for point in curve] for curve in (lower, upper)]
+    low = max(*map(min, ranges), min(peak(lower), peak(upper)))
+    high = min(map(max, ranges))
+    if low > high:
         return None
-    width = high - low
-    midpoints = low + width * (np.arange(CELLS) + 0.5) / CELLS
+    midpoints = low + (high - low) * (np.arange(CELLS) + 0.5) / CELLS
     mean = float(np.mean(height(upper, midpoints) - height(lower, midpoints)))
-    return Gap(mean, mean * width, low, high, width / (ranges[0][1] - ranges[0][0]))
+    return Gap(mean, mean * (high - low), low, high)
 
 
 def dominated(points: Sequence[TradeOff | None]) -> list[bool]:

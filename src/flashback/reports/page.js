@@ -386,7 +386,7 @@
   // ---------------------------------------------------------------- frontiers
 
   function drawFrontier(box, frontier) {
-    const curves = Object.entries(frontier[state.setting]).map(([name, points]) => [name, points.filter((p) => known(p.new[0]))]);
+    const curves = Object.entries(frontier[state.setting]).map(([name, one]) => [name, one.points.filter((p) => known(p.new[0])), one.outline]);
     const all = curves.flatMap(([, points]) => points);
     if (!all.length) return void box.append(html("p", "No point has all its runs.", { class: "soft" }));
     const ends = (axis) => all.flatMap((p) => [-1, 1].map((side) => p[axis][0] + side * (p[axis][1] ?? 0)));
@@ -394,9 +394,9 @@
     const [node, width] = canvas(box, 400, "Accuracy on old tasks against accuracy on new ones, one point per curve and weight. Arrow keys move from point to point.");
     const area = frame(node, width, 400, { range: xs, ticks: ticks(...xs, Math.floor(width / 80)) }, { range: ys, ticks: ticks(...ys) }, ["accuracy on the new task, % (plasticity)", "accuracy on old tasks, % (stability)"]);
     const look = (n) => (n ? `t${n % 6}` : "host"), sign = (n, x, y) => (n ? marker("flashback", x, y) : svg("circle", { cx: x, cy: y, r: 4, class: "mark full" }));
-    curves.forEach(([name, points], n) => {
+    curves.forEach(([name, points, outline], n) => {
       const at = points.map((p) => [area.x(p.new[0]), area.y(p.old[0])]);
-      const group = svg("g", { class: look(n) }, svg("path", { d: path(at), class: "line" }));
+      const group = svg("g", { class: look(n) }, svg("path", { d: path(at), class: "thread" }), svg("path", { d: path(outline.map(([x, y]) => [area.x(x), area.y(y)])), class: "line" }));
       points.forEach((p, k) => {
         const [x, y] = at[k], [right, up] = [area.x(p.new[0] + (p.new[1] ?? 0)), area.y(p.old[0] + (p.old[1] ?? 0))];
         group.append(line(2 * x - right, y, right, y, "spread"), line(x, 2 * y - up, x, up, "spread"));

@@ -18,8 +18,7 @@ from flashback.reports.report import Report, over_tasks
 from flashback.reports.series import accuracy_band, balance, loss_curves, mean_confusion, mean_matrix, thin
 from flashback.reports.text import render
 from flashback.reports.words import ARM_TITLES
-from flashback.results import Comparison, Method
-from flashback.results.frontier import Point
+from flashback.results import Comparison, Frontier, Method
 from flashback.results.naming import value_in_words
 
 POINTS = 12_000  # of all loss curves on a page
@@ -75,20 +74,24 @@ def payload(report: Report) -> dict[str, Any]:
         "phases": [PHASE_1, PHASE_2],
         "pairings": [describe(pairing, points, cells, len(report.methods)) for pairing in report.pairings],
         "similarities": [{"layers": one.layers, "values": one.values} for one in report.similarities],
-        "frontiers": [
-            {
-                setting: {name: list(map(marked, some)) for name, some in one.points(setting).items()}
-                for setting in SETTINGS
-            }
-            for one in report.frontiers
-        ],
+        "frontiers": [{setting: frontier_view(one, setting) for setting in SETTINGS} for one in report.frontiers],
     }
 
 
-def marked(point: Point) -> dict[str, Any]:
-    """A point of a frontier: values and deviations of its two axes."""
-    values = {"new": [point.new, point.new_deviation], "old": [point.old, point.old_deviation]}
-    return {"weight": point.weight, "dominated": point.dominated} | values
+def frontier_view(frontier: Frontier, setting: str) -> dict[str, Any]:
+    """The points of each curve, with values and deviations of both axes, and its outline."""
+    outlines = frontier.outlines(setting)
+    return {
+        name: {
+            "points": [
+                {"weight": point.weight, "dominated": point.dominated}
+                | {"new": [point.new, point.new_deviation], "old": [point.old, point.old_deviation]}
+                for point in points
+            ],
+            "outline": [rounded(point) for point in outlines[name]],
+        }
+        for name, points in frontier.points(setting).items()
+    }
 
 
 def describe(pairing: Comparison, points: int, cells: int, methods: int) -> dict[str, Any]:

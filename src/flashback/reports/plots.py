@@ -344,13 +344,16 @@ def plot_frontier(frontier: Frontier) -> Figure:
     tallest = 4.2 + 0.2 * len(frontier.curves)
     figure, panels = new_figure(11, tallest, len(SETTING_TITLES), f"Frontier of {frontier.title}")
     for axes, (setting, title) in zip(panels, SETTING_TITLES.items(), strict=True):
-        heights = {one.name: one.test for one in frontier.advantages(setting)}
+        heights, outlines = {one.name: one.test for one in frontier.advantages(setting)}, frontier.outlines(setting)
         for k, (name, points) in enumerate(frontier.points(setting).items()):
             known = [point for point in points if point.new is not None and point.old is not None]
+            if not known:
+                continue
             new, old = [point.new for point in known], [point.old for point in known]
             look = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)], "markersize": 6}
             label = wrapped(f"{name}{in_brief(heights[name]) if name in heights else ''}")
-            axes.plot(new, old, linestyle="-" if k else "--", label=label, zorder=2, **look)
+            axes.plot(*np.array(outlines[name]).T, color=look["color"], linewidth=2.5, linestyle="-" if k else "--")
+            axes.plot(new, old, linestyle=":", linewidth=1, label=label, zorder=2, **look)
             spread = {"xerr": [p.new_deviation or 0 for p in known], "yerr": [p.old_deviation or 0 for p in known]}
             axes.errorbar(new, old, **spread, fmt="none", ecolor=look["color"], alpha=0.35, zorder=1)
             beaten = [point for point in known if point.dominated]
@@ -360,7 +363,7 @@ def plot_frontier(frontier: Frontier) -> Figure:
                 style = {"fontsize": "x-small", "color": look["color"], "ha": "right", "va": "top", "zorder": 4}
                 at = {"xytext": (-5, -5), "textcoords": "offset points"}
                 axes.annotate(f"{point.weight:g}", (point.new, point.old), **at, **style)
-        axes.plot([], [], color="0.4", marker="o", markerfacecolor="white", linestyle="none", label="dominated")
+        axes.plot([], [], color="0.4", marker="o", markerfacecolor="white", linestyle="none", label="dominated point")
         axes.set(xlabel="accuracy on the new task, % (plasticity)", ylabel="accuracy on old tasks, % (stability)")
         axes.set_title(title, fontsize="medium")
         axes.grid(alpha=0.3)

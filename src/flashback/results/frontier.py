@@ -11,14 +11,14 @@ from typing import Any
 
 from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_RECORD, read_file
-from flashback.metrics import PairedTest, TradeOff, dominated, gap, height, holm, paired_test
-from flashback.metrics.statistics import deviation, interval, mean, probability, signed
+from flashback.metrics import PairedTest, TradeOff, dominated, gap, height, holm, outline, paired_test
+from flashback.metrics.statistics import deviation, interval, mean, number, probability, signed
 from flashback.records.terms import CLASS_INCREMENTAL, SETTINGS
 from flashback.results.run import is_number
 
+SIGNIFICANT = 0.05
 FRONTIER = "frontier.json"
 WEIGHT = "training.stability"
-LITTLE = 0.5  # share of the host's range of new-task accuracy below which a sentence warns
 
 
 @dataclass(frozen=True)
@@ -50,40 +50,36 @@ class Curve:
 
 @dataclass(frozen=True)
 class Advantage:
-    """How far a form lies above the host's own curve: the mean height over the common range, tested by seed."""
+    """How far a form lies above the host's own curve: the mean height over a range, tested by seed."""
 
     name: str
-    heights: dict[int, float | None]  # by seed; None where the curves have no range in common
+    heights: dict[int, float | None]  # by seed; None where the curves reach no new-task accuracy in common
     areas: dict[int, float | None]
-    share: float | None  # of the host's range that is common, mean over seeds
+    low: float | None  # ends of the range of new-task accuracy, means over seeds
+    high: float | None
     test: PairedTest
     p_adjusted: float | None  # by Holm's method, for the number of forms
 
     @property
-    def apart(self) -> list[int]:
-        return [seed for seed, value in self.heights.items() if value is None]
-
-    @property
     def sentence(self) -> str:
-        if self.apart:
-            seeds = ", ".join(map(str, self.apart))
+        if self.test.difference is None:
+            seeds = ", ".join(str(seed) for seed, value in self.heights.items() if value is None)
             return (
-                f"{self.name}: no test, because in seed{'s' * (len(self.apart) > 1)} {seeds} its new-task accuracies "
-                "and the host's do not overlap; choose other weights."
+                f"{self.name}: no answer, because it and the host alone reach no new-task accuracy in common (of the "
+                f"seeds: {seeds}); choose other weights."
             )
-        height = signed(self.test.difference)
-        little = self.share is not None and self.share < LITTLE
-        common = f"over the {100 * (self.share or 0):.0f} % of the host's range that both reach"
-        remark = "; little of the host's range, so choose weights that bring the curves together" if little else ""
+        where = f"between {number(self.low, '.1f')} and {number(self.high, '.1f')} % on new tasks"
+        height = f"{signed(self.test.difference)} points on average, {where}"
         if self.test.p is None:
-            return f"{self.name}: {height} points above the host's own curve on average, {common}{remark}; no test."
-        side = "above" if (self.test.difference or 0) > 0 else "below"
+            return f"{self.name}: {height}, above the host's own curve; too few seeds for a test."
         p = self.test.p if self.p_adjusted is None else self.p_adjusted
-        verdict = f"lies significantly {side}" if p < 0.05 else "is not told apart from"
-        numbers = f"{height} points on average, 95 % interval {interval(self.test)}, p {probability(p, equals='= ')}"
-        adjusted = " adjusted" if self.p_adjusted is not None and self.p_adjusted != self.test.p else ""
-        pairs = f"{self.test.pairs} seeds"
-        return f"{self.name} {verdict} the host's own curve ({numbers}{adjusted}, {pairs}, {common}{remark})."
+        side = "above" if self.test.difference > 0 else "below"
+        verdict = f"lies significantly {side} the host's own curve"
+        if p >= SIGNIFICANT:
+            verdict = "is not significantly above or below the host's own curve"
+        adjusted = " adjusted" if p != self.test.p else ""
+        numbers = f"95 % interval {interval(self.test)}, p {probability(p, equals='= ')}{adjusted}"
+        return f"{self.name} {verdict} ({height}; {numbers}, {self.test.pairs} seeds)."
 
 
 @dataclass(frozen=True)
@@ -114,6 +110,16 @@ class Frontier:
     def points(self, setting: str = CLASS_INCREMENTAL) -> dict[str, list[Point]]:
         """The points of every curve by name, one for each weight."""
         return self._points[setting]
+
+    def outlines(self, setting: str = CLASS_INCREMENTAL) -> dict[str, list[TradeOff]]:
+        """What each curve of means trades, from its highest point to its end; empty without points."""
+        result = {}
+        for name, points in self.points(setting).items():
+            known = [
+                TradeOff(point.new, point.old) for point in points if point.new is not None and point.old is not None
+            ]
+            result[name] = outline(known) if known else []
+        return result
 
     def _summarise(self, setting: str) -> dict[str, list[Point]]:
         means: list[TradeOff | None] = []
@@ -168,8 +174,8 @@ class Frontier:
             areas = {seed: one.area if one else None for seed, one in gaps.items()}
             whole = None not in heights.values()  # the seeds with a value would be a choice by outcome
             test = paired_test(dict.fromkeys(gaps, 0.0), heights) if whole else paired_test({}, {})
-            share = mean([one.share for one in gaps.values() if one])
-            result.append(Advantage(curve.name, heights, areas, share, test, None))
+            low, high = (mean([one[k] for one in gaps.values() if one]) for k in (2, 3))
+            result.append(Advantage(curve.name, heights, areas, low, high, test, None))
         adjusted = iter(holm([one.test.p for one in result if one.test.p is not None]))
         return [
             one if one.test.p is None else Advantage(**{**vars(one), "p_adjusted": next(adjusted)}) for one in result
