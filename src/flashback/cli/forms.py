@@ -69,7 +69,7 @@ def frontier(
         traced = trace_frontier(host, benchmark, out=folder, track=track or [], watch=view.watch, **chosen, **place)
     table = frontier_table(traced)
     rows = [row for setting in SETTINGS for row in ([SETTING_TITLES[setting]], *table.rows[setting])]
-    caption = "mean ± deviation over seeds; weight: of the stability loss\ndominated: another point is as good on both and better on one"
+    caption = "mean ± deviation over seeds; weight: of the stability loss\ndominated: another point is better"
     show_table(table.title, table.columns, rows, table.texts, caption=caption)
     for setting in SETTINGS:
         for one in traced.advantages(setting):
