@@ -6,7 +6,7 @@ from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.stages import Optimisation, Stage, Step
 
 METHODS = """
-    aanets afec agem beef beef_compress bic caf connector der der_expansion er ewc finetune foster icarl lucir lwf
+    aanets afec agem beef beef_compress bic caf connector der der_expansion dytox er ewc finetune foster icarl lucir lwf
     lwf_mc mas pnc podnet ranpac si simplecil wa xder
 """
 for method in METHODS.split():

@@ -16,7 +16,8 @@ from flashback.hosts.lucir import CosineSettings, balanced_finetuning, imprint
 from flashback.hosts.prediction import directions
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, cosine_distance, pod_spatial
-from flashback.nets import Backbone, Output
+from flashback.nets import Output
+from flashback.nets.base import gives_maps
 from flashback.nets.heads import ProxyNet, ProxyOutput
 from flashback.seeds import seeded_generator
 
@@ -53,11 +54,10 @@ class PODNet(ExemplarHost):
 
     def check(self) -> None:
         super().check()
-        kind = type(self.net.backbone)
         require(
-            kind.stage_maps is not Backbone.stage_maps or kind.levels is not Backbone.levels,
-            f"podnet compares the maps of a network's stages, and {kind.__name__} gives none; choose another host.net, "
-            "or give its class a method stage_maps(x) that returns them, or levels()",
+            gives_maps(self.net.backbone),
+            f"podnet compares the maps of a network's stages, and {type(self.net.backbone).__name__} gives none; choose "
+            "another host.net, or give its class a method stage_maps(x) that returns them, or levels()",
         )
 
     def stages(self) -> list[Stage]:

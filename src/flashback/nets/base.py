@@ -104,7 +104,7 @@ class Backbone(nn.Module):
     def stage_maps(self, x: Tensor) -> list[Tensor]:
         """Compute the feature maps [B, C, H, W] of each stage, first to last.
 
-        The features are the spatial mean of the last ones. PODNet needs them.
+        The features are the spatial mean of the last ones. PODNet and DyTox need them.
         """
         maps = [x]
         for level in self.levels():
@@ -140,6 +140,12 @@ NETS: Registry[Callable[..., Backbone]] = Registry("net")  # functions from the 
 
 def scaled(channels: Iterable[int], width: float) -> tuple[int, ...]:
     return tuple(max(1, round(width * usual)) for usual in channels)
+
+
+def gives_maps(backbone: Backbone) -> bool:
+    """Return whether a class of networks defines `stage_maps`, itself or by its `levels`."""
+    kind = type(backbone)
+    return kind.stage_maps is not Backbone.stage_maps or kind.levels is not Backbone.levels
 
 
 def parameters_around(module: str, parameters: Collection[str]) -> set[str]:
