@@ -16,7 +16,19 @@ from flashback.hosts import HOSTS, Stage
 from flashback.knowledge import ReplayedTargets, Support
 from helpers import forgetting, quick_flashback, small_settings
 
-COPYING = ["bic", "connector", "icarl", "icarl-aanets", "lucir", "lucir-aanets", "lwf", "lwf-mc", "podnet", "wa"]
+COPYING = [
+    "bic",
+    "connector",
+    "dytox",
+    "icarl",
+    "icarl-aanets",
+    "lucir",
+    "lucir-aanets",
+    "lwf",
+    "lwf-mc",
+    "podnet",
+    "wa",
+]
 RUNNING: dict[str, Any] = {"flashback__teacher": "running", "flashback__decay": 0.6, "flashback__alpha": 0.5}
 
 

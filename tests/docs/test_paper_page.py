@@ -16,7 +16,6 @@ from flashback.studies.sweeps import shipped_sweeps
 
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
 PARTS = {"benchmark": BenchmarkConfig, "training": TrainingConfig, "flashback": FlashbackConfig}
-ABSENT = ["DyTox"]
 
 
 def named(kind: str, text: str) -> set[int]:
@@ -51,11 +50,6 @@ def test_named_commands_and_sweeps_exist() -> None:
 def test_named_files_exist() -> None:
     for path in re.findall(r"`((?:src|tests)/[\w./]+)`", TEXT):
         assert (ROOT / path).exists(), path
-
-
-def test_what_is_not_here_is_no_host() -> None:
-    assert [row[0] for row in rows(section(TEXT, "What is not here"))] == ABSENT
-    assert not {name.lower() for name in ABSENT} & set(HOSTS)
 
 
 def test_settings_that_change_a_difference_exist() -> None:

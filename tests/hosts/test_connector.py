@@ -82,6 +82,18 @@ def test_the_covariance_of_a_convolution_is_that_of_its_patches() -> None:
     assert (nn.functional.conv2d(images, change, stride=2, padding=1)).abs().max() > 1e-3  # all directions are used
 
 
+def test_covariances_add_up_over_tasks() -> None:
+    """Of the first layer, whose inputs do not depend on what was learned."""
+    host = Watched().host
+    layer, space = projected_layers(host.net.backbone)[0], host.spaces[0]
+    expected = torch.zeros_like(space.covariance)
+    for task in host.benchmark.tasks:
+        images = host.views.plain(task.train.x)
+        for patches in nn.functional.unfold(images, layer.kernel_size, 1, layer.padding, layer.stride).double():
+            expected += sum(torch.outer(patch, patch) for patch in patches.T)
+    torch.testing.assert_close(space.covariance, expected)
+
+
 # ---------------------------------------------------------------- two networks and their average
 
 

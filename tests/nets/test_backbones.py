@@ -87,7 +87,14 @@ def test_only_cosine_features_are_signed(name):
     assert (maps.min() < 0) == (name == "resnet32-cosine")
 
 
-@pytest.mark.parametrize("name", EVERY_NET)
+@pytest.mark.parametrize("name", ["convit", "convit-small"])
+def test_last_stage_layers_of_a_transformer_are_its_last_blocks(name):
+    net = build_backbone(name, SMALL)
+    depth = len(net.blocks)
+    assert list(net.last_stage_layers().items()) == [(f"block{k + 1}", net.blocks[k]) for k in (depth - 2, depth - 1)]
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY_NET if name not in ("convit", "convit-small")])
 def test_last_stage_layers_are_the_last_convolutions(name):
     net = build_backbone(name, SMALL)
     expected = {"smallcnn": 2, "cnn6": 2, "resnet32": 10, "resnet32-cosine": 10}.get(name, 4)

@@ -18,13 +18,13 @@ HOST_NAMES = {
     "finetune", "joint", "lwf-mc", "icarl", "lucir", "der", "der++", "xder", "ewc", "oewc", "foster", "beef",
     "beef-compress", "afec", "der-expansion", "podnet", "wa", "replay", "bic", "mas", "si", "er", "agem", "lwf",
     "pnc", "caf", "icarl-aanets", "lucir-aanets", "simplecil", "ranpac",
-    "connector",
+    "connector", "dytox",
 }  # fmt: skip
 SOURCES = (
     "paper Section", "paper Table", "authors' script", "authors' code", "our choice", "DER paper", "X-DER paper",
     "AANets paper", "AANets repository", "LUCIR repository", "iCaRL repository", "FOSTER repository",
     "BEEF repository", "PODNet repository", "PyCIL", "Mammoth", "AFEC repository", "DER-ClassIL repository",
-    "LwF paper", "CAF repository", "Connector repository", "flashback tune",
+    "LwF paper", "CAF repository", "Connector repository", "DyTox repository", "flashback tune",
 )  # fmt: skip
 
 every_recipe = pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_quick_recipes_train_few_steps():
     """They are meant to end within a minute on two CPU cores: small images, a small network, few epochs."""
     for host in HOST_NAMES:
         config = configure(host)
-        assert config.host.net == "smallcnn"
+        assert config.host.net == ("convit-small" if host == "dytox" else "smallcnn")
         assert config.training.epochs <= 12
         assert config.training.batch_size >= 32
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flashback.errors import require
-from flashback.nets.base import NETS, Backbone, Shape
+from flashback.nets.base import NETS, Backbone, Shape, scaled
 
 HEAD_WIDTH = 32  # features of one attention head
 DROP_PATH = 0.1  # share of the images that the last block of DyTox leaves as they are; earlier blocks drop fewer
@@ -19,7 +19,7 @@ class ConViT(Backbone):
 
     Args:
         image_shape: Channels, height and width of an image.
-        width: The features of a patch, a multiple of 32.
+        width: The features of a patch.
         depth: The number of blocks.
     """
 
@@ -159,12 +159,12 @@ def mlp(width: int) -> nn.Sequential:
 
 
 @NETS.register("convit")
-def convit(image_shape: Shape) -> Backbone:
+def convit(image_shape: Shape, width: float = 1.0) -> Backbone:
     """ConViT with five blocks, 384 wide, and patches of 4 pixels (16 above 64): the encoder of DyTox."""
-    return ConViT(image_shape, width=384, depth=5)
+    return ConViT(image_shape, *scaled([384], width), depth=5)
 
 
 @NETS.register("convit-small")
-def convit_small(image_shape: Shape) -> Backbone:
+def convit_small(image_shape: Shape, width: float = 1.0) -> Backbone:
     """ConViT with two blocks, 64 wide, for a CPU."""
-    return ConViT(image_shape, width=64, depth=2)
+    return ConViT(image_shape, *scaled([64], width), depth=2)

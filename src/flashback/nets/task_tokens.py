@@ -71,7 +71,7 @@ class TaskAttention(nn.Module):
         token, patch = self.norm1(tokens), self.norm1(patches)
         query, own_key, own_value = (self.heads(part(token)) for part in (self.query, self.key, self.value))
         key, value = (self.heads(part(patch)) for part in (self.key, self.value))
-        own = (query * own_key).sum(-1, keepdim=True).expand(len(patches), -1, -1, -1)  # [B, heads, tasks, 1]
+        own = (query * own_key).sum(-1, keepdim=True).expand(patches.shape[0], -1, -1, -1)  # [B, heads, tasks, 1]
         scores = torch.cat([own, query @ key.mT], dim=-1) / math.sqrt(query.shape[-1])
         to_itself, to_patches = scores.softmax(dim=-1).to(value.dtype).tensor_split([1], dim=-1)
         mixed = to_itself * own_value + to_patches @ value
