@@ -234,5 +234,5 @@ def test_a_network_without_maps_is_refused() -> None:
 
     host: Any = quick_host(NAME, **SMALL)
     host.net.backbone = Plain()
-    with pytest.raises(FlashbackError, match="dytox takes the last maps of a network as its patches, and Plain gives"):
+    with pytest.raises(FlashbackError, match="dytox takes the last maps of a network as patches, and Plain gives"):
         host.check()

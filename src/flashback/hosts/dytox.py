@@ -48,7 +48,7 @@ class DyTox(ExemplarHost):
         super().check()
         require(
             gives_maps(self.net.backbone),
-            f"dytox takes the last maps of a network as its patches, and {type(self.net.backbone).__name__} gives none; "
+            f"dytox takes the last maps of a network as patches, and {type(self.net.backbone).__name__} gives none; "
             "choose another host.net, such as convit, or give its class a method stage_maps(x) or levels()",
         )
 

@@ -56,8 +56,8 @@ class PODNet(ExemplarHost):
         super().check()
         require(
             gives_maps(self.net.backbone),
-            f"podnet compares the maps of a network's stages, and {type(self.net.backbone).__name__} gives none; choose "
-            "another host.net, or give its class a method stage_maps(x) that returns them, or levels()",
+            f"podnet compares the maps of a network's stages, and {type(self.net.backbone).__name__} gives none; "
+            "choose another host.net, or give its class a method stage_maps(x) that returns them, or levels()",
         )
 
     def stages(self) -> list[Stage]:
