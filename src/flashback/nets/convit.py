@@ -161,10 +161,10 @@ def mlp(width: int) -> nn.Sequential:
 @NETS.register("convit")
 def convit(image_shape: Shape, width: float = 1.0) -> Backbone:
     """ConViT with five blocks, 384 wide, and patches of 4 pixels (16 above 64): the encoder of DyTox."""
-    return ConViT(image_shape, *scaled([384], width), depth=5)
+    return ConViT(image_shape, scaled([384], width)[0], depth=5)
 
 
 @NETS.register("convit-small")
 def convit_small(image_shape: Shape, width: float = 1.0) -> Backbone:
     """ConViT with two blocks, 64 wide, for a CPU."""
-    return ConViT(image_shape, *scaled([64], width), depth=2)
+    return ConViT(image_shape, scaled([64], width)[0], depth=2)
