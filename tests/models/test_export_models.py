@@ -23,7 +23,7 @@ from flashback.hosts import HOSTS
 from flashback.models import export
 from helpers import lacking, quick_host, tiny_benchmark
 
-FAMILIES = ("icarl", "lwf", "lucir", "podnet", "der++", "ewc", "foster", "der-expansion", "beef", "dytox")
+FAMILIES = ("icarl", "lwf", "lucir", "podnet", "der++", "ewc", "foster", "der-expansion", "beef", "ranpac", "dytox")
 ONNX = ("onnx", "onnxscript", "onnxruntime")
 EACH_FAMILY = [pytest.param(name, marks=() if name == "icarl" else pytest.mark.slow) for name in FAMILIES]
 

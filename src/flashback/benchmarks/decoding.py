@@ -31,19 +31,26 @@ def decode_image(content: bytes, image_shape: tuple[int, int, int] | None = None
         ValueError: If it is no image, or has more than 8 bits a channel. Damaged files raise nearly every exception;
             `reading` turns them into a sentence.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
         file = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:  # its message names the buffer
         raise ValueError("no image of a known format") from None
     with file:
-        if file.mode[0] in "IF":  # a conversion would clip values at 255
-            raise ValueError("more than 8 bits a channel; write it with 8")
-        with suppress(Exception):  # unreadable EXIF data are ignored; damaged pixels raise again below
-            if file.format != "TIFF":  # Pillow turns those itself
-                ImageOps.exif_transpose(file, in_place=True)
-        picture = file.convert("RGB")
+        return fit_upright(file, image_shape)
+
+
+def fit_upright(picture: Image.Image, image_shape: tuple[int, int, int] | None) -> Array:
+    """Turn a picture upright in place and fit it to a shape; raises as `decode_image`."""
+    from PIL import ImageOps
+
+    if picture.mode[0] in "IF":  # a conversion would clip values at 255
+        raise ValueError("more than 8 bits a channel; write it with 8")
+    with suppress(Exception):  # unreadable EXIF data are ignored; damaged pixels raise again below
+        if picture.format != "TIFF":  # Pillow turns those itself
+            ImageOps.exif_transpose(picture, in_place=True)
+    picture = picture.convert("RGB")
     return np.asarray(picture).transpose(2, 0, 1) if image_shape is None else fit_picture(picture, image_shape)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from flashback.benchmarks.image_lists import list_images, refuse_case_twins
+from flashback.benchmarks.image_lists import refuse_case_twins
 from flashback.errors import require, unknown
 from flashback.metrics import class_accuracies
 from flashback.models.model import Model, as_model
+from flashback.models.sources import Source, list_source
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,14 @@ class FileEvaluation:
         return json.dumps(values, ensure_ascii=False, indent=1) + "\n"
 
 
-def evaluate_files(model: Model | str | Path, images: str | Path, *, progress: bool = False) -> FileEvaluation:
+def evaluate_files(model: Model | str | Path, images: Source, *, progress: bool = False) -> FileEvaluation:
     """Measure the accuracy of a model on labelled images of any size.
 
     Args:
         model: What `load_model` returns, or the folder of a finished run.
         images: A folder with one folder per class (of one with train/ and test/, the latter), a .csv of paths and
-            labels, or an .npz with x and y or x_test and y_test.
+            labels, an .npz with x and y or x_test and y_test, a data set of torchvision or Hugging Face, or a mapping
+            of class names to arrays.
         progress: Show a progress bar, if there is a terminal.
 
     Returns:
@@ -98,7 +100,7 @@ def evaluate_files(model: Model | str | Path, images: str | Path, *, progress: b
     Raises:
         FlashbackError: If there are no images of known classes, none can be read, or class names differ only in case.
     """
-    model, listed = as_model(model), list_images(images, labelled=True)
+    model, listed = as_model(model), list_source(images, labelled=True)
     column_of = {name: column for column, name in enumerate(model.class_names)}
     require(len(column_of) == len(model.class_names), "two classes of this model have the same name")
     names = [_class_name(image.label, model) for image in listed]

@@ -141,8 +141,9 @@ class Learner:
 
         Args:
             images: A folder with one folder per class, an .npz, a .csv of paths and labels, a data set of torchvision
-                or Hugging Face, or a mapping of class names to arrays. A split into train and test is used; otherwise
-                a share of the images of each class is held out.
+                or Hugging Face, a mapping of "train" and "test" to such data sets, or a mapping of class names
+                to arrays. A split into train and test is used; otherwise a share of the images of each class is held
+                out.
             max_drop: Refuse the update if the known classes lose more than so many points of mean accuracy.
             max_class_drop: Refuse it if one of them loses more than so many points.
             observers: Functions that are called with every event of the training.
@@ -345,13 +346,13 @@ class Learner:
             trainer = Trainer(build_method(self.config, benchmark, self.device, pretrained=False), benchmark)
             trainer.resume(self.folder.state(found))
         trainer.host.learned = trainer.host.task.classes.stop
-        return Model.of(trainer.host.eval())
+        return replace(Model.of(trainer.host.eval()), names_by_label=())  # its classes are known by name alone
 
-    def predict(self, images: str | Path, *, top: int = 3) -> Predictions:
+    def predict(self, images: Source, *, top: int = 3) -> Predictions:
         """Predict the classes of images with the version in use; see `predict_files`."""
         return predict_files(self.load(), images, top=top)
 
-    def evaluate(self, images: str | Path) -> FileEvaluation:
+    def evaluate(self, images: Source) -> FileEvaluation:
         """Measure the accuracy of the version in use on labelled images; see `evaluate_files`."""
         return evaluate_files(self.load(), images)
 

@@ -26,7 +26,7 @@ class Model:
         host: The trained host, in evaluation mode.
         class_names: The classes learned, in the order of the host's columns.
         image_shape: Channels, height and width of the images that the host takes.
-        names_by_label: The class of each number, for data that number their classes.
+        names_by_label: The class of each number, for data that number their classes; empty if numbers are names too.
     """
 
     host: Host

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashback.benchmarks.image_lists import list_images
 from flashback.errors import abbreviate, require
 from flashback.models.model import Model, as_model
+from flashback.models.sources import Source, list_source
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,15 @@ class Predictions:
         return "".join(json.dumps(row.as_dict(), ensure_ascii=False) + "\n" for row in self.rows)
 
 
-def predict_files(
-    model: Model | str | Path, images: str | Path, *, top: int = 3, progress: bool = False
-) -> Predictions:
+def predict_files(model: Model | str | Path, images: Source, *, top: int = 3, progress: bool = False) -> Predictions:
     """Predict the classes of images of any size.
 
     Images are cut to the proportions of the training images around their centre and resized, as training does.
 
     Args:
         model: What `load_model` returns, or the folder of a finished run.
-        images: A folder of images at any depth, one image, a .csv of paths, or an .npz.
+        images: A folder of images at any depth, one image, a .csv of paths, an .npz, a data set of torchvision or
+            Hugging Face, or a mapping of class names to arrays.
         top: How many classes to name for each image.
         progress: Show a progress bar, if there is a terminal.
 
@@ -88,7 +87,7 @@ def predict_files(
         FlashbackError: If there are no images, or none can be read.
     """
     require(type(top) is int and top >= 1, f"top is the number of classes to name, at least 1, not {abbreviate(top)}")
-    model, listed = as_model(model), list_images(images)
+    model, listed = as_model(model), list_source(images)
     predictions = Predictions()
     for rows, probabilities in model.classify(listed, predictions.skipped, progress):
         best = probabilities.topk(min(top, len(model.class_names)), dim=1)

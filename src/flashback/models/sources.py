@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashback.benchmarks.decoding import fit_picture
+from flashback.benchmarks.decoding import fit_upright
 from flashback.benchmarks.image_lists import (
+    HELD_OUT,
     ListedImage,
     Shape,
     fit_array,
@@ -24,10 +25,12 @@ from flashback.benchmarks.image_lists import (
     read_batches,
     refuse_case_twins,
 )
-from flashback.benchmarks.tasks import Array
-from flashback.errors import FlashbackError, require
+from flashback.benchmarks.tasks import Array, reading
+from flashback.errors import FlashbackError, printable, require
 
-Source = Any  # a path, a mapping of class names to arrays, or a data set of torchvision or Hugging Face
+# A path, a mapping of class names to arrays, a data set of torchvision or Hugging Face, or a mapping of "train" and
+# "test" to such data sets.
+Source = Any
 BATCH = 256
 PROBED = 50  # images whose sizes decide the size of the model's
 USUAL_SIDE, SMALLEST_SIDE, LARGEST_SIDE = 32, 8, 64
@@ -58,12 +61,16 @@ class Collected:
         return content.hexdigest()
 
 
-def list_parts(source: Source) -> tuple[list[ListedImage], list[ListedImage]]:
-    """List the training images of a source, and its test images if it has a split."""
+def list_parts(source: Source, labelled: bool = True) -> tuple[list[ListedImage], list[ListedImage]]:
+    """List the training images of a source, and its test images if it has a split; data sets also without classes."""
+    if isinstance(source, Mapping) and source and all(map(_is_dataset, source.values())):
+        require("train" in source, f"these data sets are {', '.join(source)}; name the one to learn 'train'")
+        held_out = next((source[part] for part in (*HELD_OUT, "validation") if part in source), None)
+        return _list_dataset(source["train"], labelled), _list_dataset(held_out, labelled) if held_out else []
     if isinstance(source, Mapping):
         return _list_arrays(source), []
     if not isinstance(source, str | Path):
-        return _list_dataset(source), []
+        return _list_dataset(source, labelled), []
     tests = list_images(source, labelled=True, part="test") if has_split(source) else []
     return list_images(source, labelled=True, part="train"), tests
 
@@ -120,6 +127,14 @@ def collect(images: Sequence[ListedImage], shape: Shape, known: Sequence[str], p
 # ---------------------------------------------------------------- Python objects
 
 
+def list_source(source: Source, labelled: bool = False) -> list[ListedImage]:
+    """List the images of a source to predict or to evaluate; of one that is split, those held out."""
+    if isinstance(source, str | Path):
+        return list_images(source, labelled)
+    train, tests = list_parts(source, labelled)
+    return tests or train
+
+
 def _list_arrays(arrays: Mapping[str, Any]) -> list[ListedImage]:
     """List a mapping of class names to images, uint8 [n, H, W] or [n, H, W, C]."""
     listed = []
@@ -136,32 +151,73 @@ def _list_arrays(arrays: Mapping[str, Any]) -> list[ListedImage]:
     return listed
 
 
-def _list_dataset(dataset: Any) -> list[ListedImage]:
-    """List a data set whose items are (image, label) or mappings with "image" and "label", images being PIL images."""
+def _is_dataset(value: Any) -> bool:
+    return isinstance(value, torch.utils.data.Dataset) or hasattr(value, "features")
+
+
+def _list_dataset(dataset: Any, labelled: bool) -> list[ListedImage]:
+    """List a data set of torchvision, with items (image, label), or of Hugging Face, with columns."""
     require(
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"),
         f"images are a path, a mapping of class names to arrays, or a data set, not {type(dataset).__name__}",
     )
+    require(len(dataset) > 0, "this data set has no images")
     features = getattr(dataset, "features", None)
-    names = getattr(features["label"], "names", None) if features and "label" in features else None
-    names = names or getattr(dataset, "classes", None)
-
-    def label(row: int) -> str:
-        value = _item(dataset, row)[1]
-        return str(names[int(value)]) if names else str(value)
-
-    listed = [ListedImage(f"image {row}", label(row), partial(_read_item, dataset, row)) for row in range(len(dataset))]
-    require(bool(listed), "this data set has no images")
-    return listed
+    image = _column(features, "Image", "image") if features else 0
+    labels = _labels(dataset, features) if labelled else [None] * len(dataset)
+    files = getattr(dataset, "samples", None)  # of a torchvision folder
+    names = [printable(files[row][0]) if files else f"image {row}" for row in range(len(dataset))]
+    return [
+        ListedImage(name, label, partial(_read_item, dataset, row, image, name))
+        for row, (name, label) in enumerate(zip(names, labels, strict=True))
+    ]
 
 
-def _item(dataset: Any, row: int) -> tuple[Any, Any]:
-    item = dataset[row]
-    return (item["image"], item["label"]) if isinstance(item, Mapping) else (item[0], item[1])
+def _column(features: Mapping[str, Any], kind: str, name: str) -> str:
+    """The column of a Hugging Face data set that has a name, else the only one of a kind."""
+    columns = [column for column, feature in features.items() if type(feature).__name__ == kind]
+    columns = [name] if name in features else columns
+    have = f"columns of this data set: {', '.join(features)}"
+    require(len(columns) == 1, f"{have}; rename the right one to '{name}' with rename_column")
+    return columns[0]
 
 
-def _read_item(dataset: Any, row: int, shape: Shape | None) -> Array:
-    picture = _item(dataset, row)[0]
-    if not hasattr(picture, "convert"):
-        raise FlashbackError("its images are no PIL images; leave out the transform of the data set")
-    return np.asarray(picture.convert("RGB")).transpose(2, 0, 1) if shape is None else fit_picture(picture, shape)
+def _labels(dataset: Any, features: Mapping[str, Any] | None) -> list[str | int]:
+    """The class of each item, without decoding the images where the data set has the labels apart."""
+    targets = getattr(dataset, "targets", None)
+    if features:
+        column = _column(features, "ClassLabel", "label")
+        values, names = dataset[column], getattr(features[column], "names", None)
+    elif targets is not None and getattr(dataset, "target_transform", None) is None:
+        values, names = targets, _class_names(dataset)
+    else:
+        values, names = map(partial(_read_label, dataset), range(len(dataset))), _class_names(dataset)
+    labels = list[str | int]()
+    for row, value in enumerate(values):
+        label = value.item() if hasattr(value, "item") else value
+        if names and isinstance(label, int):
+            require(0 <= label < len(names), f"image {row} of this data set has no class, but the label {label}")
+            label = names[label]
+        labels.append(label if isinstance(label, int) else printable(label))
+    return labels
+
+
+def _class_names(dataset: Any) -> list[str] | None:
+    """The names that a torchvision data set gives to its classes, or the one that it is a subset of."""
+    names = getattr(dataset, "classes", None)
+    if names:
+        return [name if isinstance(name, str) else str(name[0]) for name in names]  # ImageNet has synonyms
+    return _class_names(dataset.dataset) if hasattr(dataset, "dataset") else None
+
+
+def _read_label(dataset: Any, row: int) -> Any:
+    with reading(Path(f"image {row}")):
+        return dataset[row][1]
+
+
+def _read_item(dataset: Any, row: int, column: Any, name: str, shape: Shape | None) -> Array:
+    with reading(Path(name)):
+        picture = dataset[row][column]
+        if not hasattr(picture, "convert"):
+            raise FlashbackError("its images are no PIL images; leave out the transform or format of the data set")
+        return fit_upright(picture.copy(), shape)
