@@ -260,6 +260,22 @@ def test_a_killed_update_goes_on_exactly(moment: str, tmp_path: Path) -> None:
     assert equal(weights(killed), weights(undisturbed))
 
 
+def test_an_update_killed_before_its_first_checkpoint_does_not_stand_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model = learner(tmp_path / "m")
+    model.learn(arrays(0, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_train", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(arrays(2))
+    assert model.folder.update.exists()
+    assert model.learn(arrays(3)).classes == ("class 0", "class 1", "class 3")
+
+
 def test_an_interrupted_update_goes_on_exactly(tmp_path: Path) -> None:
     undisturbed, stopped = learner(tmp_path / "a"), learner(tmp_path / "b")
     for model in (undisturbed, stopped):

@@ -201,12 +201,13 @@ def as_one_task(observer: Observer) -> Observer:
 
 
 def show_update(version: Version) -> None:
-    """Show how every class was judged; of many classes only those whose accuracy fell most, and the new ones."""
+    """Show how every class was judged; of many classes only those that lost most, or if all are new, the worst."""
     columns: tuple[str, ...] = ("class", "", "images", "before, %", "after, %")
     names, title = version.classes, f"version {version.number}, on held-out images"
     if len(names) > MOST_CLASSES:
-        names = tuple(sorted(version.known, key=version.change)[:MOST_CLASSES])
-        show_line(f"Of {len(version.classes)} classes, those {len(names)} that lost most:")
+        worst = sorted(version.known, key=version.change) or sorted(version.after, key=lambda name: version.after[name])
+        names, which = tuple(worst[:MOST_CLASSES]), "that lost most" if version.known else "least often right"
+        show_line(f"Of {len(version.classes)} classes, those {len(names)} {which}:" if names else "No class is judged.")
     rows = []
     for name in names:
         kind = "new" if name in version.new else "again" if name in version.revisited else ""
@@ -217,17 +218,23 @@ def show_update(version: Version) -> None:
     if rows:
         show_table(title, columns, rows, texts=2)
     known, new = version.accuracy(version.known), version.accuracy(version.new)
-    parts = [f"learned {version.images} images of {len(version.new) + len(version.revisited)} classes"]
+    parts = [f"learned {version.images} images of {count_classes(len(version.new) + len(version.revisited))}"]
     parts[0] += f" in {version.seconds:.0f} s"
+    if version.parent is None:
+        parts.append(f"all images are resized to {version.image_shape[2]}x{version.image_shape[1]}")
     if known is not None:
         parts.append(f"known classes {known:.1f} % (before {known + (version.drop or 0):.1f} %)")
     if new is not None:
         parts.append(f"new classes {new:.1f} %")
     if unjudged := sum(name not in version.after for name in version.classes):
-        parts.append(f"not judged, as no images of them are held out: {unjudged} classes")
+        parts.append(f"not judged, as no images are held out: {count_classes(unjudged)}")
     show_line(f"Version {version.number}: {'; '.join(parts)}.")
     if version.copies:
         say(f"{version.copies} training images are equal to held-out ones, so these accuracies are too high")
+
+
+def count_classes(count: int) -> str:
+    return f"{count} class{'' if count == 1 else 'es'}"
 
 
 def history_row(version: Version, learner: Learner) -> tuple[str, ...]:

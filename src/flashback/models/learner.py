@@ -27,7 +27,7 @@ from flashback.models.export import export_model
 from flashback.models.model import Model
 from flashback.models.prediction import Predictions, predict_files
 from flashback.models.sources import Collected, Source, collect, image_shape_for, list_parts
-from flashback.models.versions import ACCEPTED, REFUSED, ModelFolder, ModelSettings, PastTask, Version
+from flashback.models.versions import ACCEPTED, CHECKPOINT, REFUSED, ModelFolder, ModelSettings, PastTask, Version
 from flashback.recipes import config_from_dict, configure
 from flashback.seeds import seeded_generator
 from flashback.training.building import build_method, explaining_failures
@@ -235,9 +235,13 @@ class Learner:
         return Images(x[~held_out], labels[~held_out]), Images(x[held_out], labels[held_out])
 
     def _begin(self, update: Update) -> None:
-        """Note down what is being learned; an unfinished update of the same images goes on."""
+        """Note down what is being learned; an unfinished update of the same images goes on.
+
+        One of other images is refused, unless it was killed before its first checkpoint and has nothing to lose.
+        """
         folder, record = self.folder.update, self.folder.update / UPDATE_RECORD
-        if record.exists():
+        saved = Checkpoints(folder / CHECKPOINT, self.config.checkpoint).manifests()
+        if record.exists() and saved:
             require(
                 self.folder.read(record).get("digest") == update.digest,
                 f"{printable(folder)} holds an unfinished update with other images; repeat its command to finish it, "
@@ -249,7 +253,7 @@ class Learner:
 
     def _train(self, update: Update, observers: Sequence[Observer]) -> tuple[Trainer, float]:
         precision = select_precision(self.config, self.device)
-        checkpoints = Checkpoints(self.folder.update / "checkpoint", self.config.checkpoint, run=update.digest)
+        checkpoints = Checkpoints(self.folder.update / CHECKPOINT, self.config.checkpoint, run=update.digest)
         started = time.monotonic()
         with (
             self._dropping_failed(checkpoints),
