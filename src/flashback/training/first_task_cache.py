@@ -23,8 +23,10 @@ FROM_TASK_2 = ("stability", "merge")  # settings of training that begin with the
 
 def first_task_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     relevant = {section: values for section, values in config.items() if section not in IRRELEVANT}
-    training = {key: value for key, value in config["training"].items() if key not in FROM_TASK_2}
-    return {**relevant, "training": training}
+    if "training" in relevant:
+        training = {key: value for key, value in relevant["training"].items() if key not in FROM_TASK_2}
+        relevant["training"] = training
+    return relevant
 
 
 @dataclass(frozen=True)
