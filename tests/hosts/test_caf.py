@@ -273,7 +273,7 @@ def test_other_networks_can_be_learners(net: str) -> None:
 def test_a_network_of_one_width_is_refused_unless_learners_have_it() -> None:
     with forgetting(NETS):
         NETS.register("fixed")(lambda shape: SmallCNN(shape[0]))
-        with pytest.raises(FlashbackError, match=r"'fixed' has a fixed width; choose one of cnn6, res.*smallcnn"):
+        with pytest.raises(FlashbackError, match=r"'fixed' has a fixed width; choose one of cnn6, .*res.*smallcnn"):
             quick_host("caf", host__net="fixed")
         host: Any = quick_host("caf", host__net="fixed", host__learner_width=1.0)
         assert host.net.backbone.width == 64
