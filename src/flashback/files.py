@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,15 +33,16 @@ class CannotWriteError(FlashbackError, OSError):
 
 
 @contextmanager
-def explaining_failure(path: Path) -> Iterator[None]:
-    """Name a file in the error if it cannot be written or locked."""
+def explaining_failure(path: Path, action: str = "written") -> Iterator[None]:
+    """Name a file in the error if it cannot be written, locked or removed."""
     try:
         yield
     except CannotWriteError:
         raise
     except OSError as error:
         remedy = REMEDIES.get(error.errno or 0, "check the disk and the permissions")
-        message = f"{path} cannot be written ({error.strerror}); {remedy}, then repeat the command"
+        reason = f"{action} ({error.strerror or error})"
+        message = f"{path} cannot be {reason}; {remedy}, then repeat the command"
         raise CannotWriteError(message, error.errno) from None
 
 
@@ -91,6 +93,15 @@ def refuse_special(path: Path, below: Path | None = None) -> None:
             not each.exists() or each.is_file() or each.is_dir(),
             f"{each} is a pipe or a device, not a file; remove it",
         )
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder of ours with what is in it; of a link only the link."""
+    with explaining_failure(path, "removed"):
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
 
 
 def make_folder(path: Path) -> None:

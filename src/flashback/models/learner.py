@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -279,7 +278,7 @@ class Learner:
             yield
         except FlashbackError:
             if not checkpoints.manifests():
-                shutil.rmtree(self.folder.update)
+                self.folder.drop_update()
             raise
 
     def _judge(self, update: Update, host: Host, limits: tuple[float | None, float | None], seconds: float) -> Version:
@@ -321,7 +320,7 @@ class Learner:
     def _finish(self, version: Version) -> None:
         if version.decision == ACCEPTED:
             self.folder.set_current(version.number)
-        shutil.rmtree(self.folder.update)
+        self.folder.drop_update()
 
     # ------------------------------------------------------------ use
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,9 +30,11 @@ from flashback.files import (
     LARGEST_RECORD,
     LOCK,
     CannotWriteError,
+    explaining_failure,
     make_folder,
     read_file,
     refuse_special,
+    remove_folder,
     write_atomically,
 )
 from flashback.records import FolderInUseError, RunFolder, is_begun
@@ -42,6 +43,7 @@ from flashback.training.trainer import RunState
 
 FORMAT = 1
 SETTINGS, CURRENT, VERSION, VERSIONS, UPDATE = "model.json", "current.json", "version.json", "versions", "update"
+DROPPED = f".{UPDATE}"  # an update that is being removed
 CHECKPOINT, HELD_OUT = "checkpoint", "held-out.safetensors"
 ACCEPTED, REFUSED = "accepted", "refused"
 RESTORE = "restore it from a copy of the folder"
@@ -169,8 +171,10 @@ class ModelFolder:
                 f"{printable(self.path)} cannot be the folder of a model ({reason}); choose another"
             ) from None
         with RunFolder(self.path).lock():
-            for part in self.path.glob(f"{VERSIONS}/.*"):  # of a process that was killed
-                shutil.rmtree(part)
+            for folder in (self.path / VERSIONS, self.update):
+                refuse_special(folder)
+            for part in (*self.path.glob(f"{VERSIONS}/.*"), *self.path.glob(DROPPED)):  # of a process that was killed
+                remove_folder(part)
             yield
 
     # ------------------------------------------------------------ settings and the current version
@@ -262,22 +266,29 @@ class ModelFolder:
     def add(self, version: Version, state: RunState, held_out: Images) -> None:
         """Store a version; it appears complete or not at all."""
         make_folder(self.path / VERSIONS)
-        refuse_special(self.path / VERSIONS)
         part = self.path / VERSIONS / f".{version.number:04d}"
         make_folder(part)
         Checkpoints(part / CHECKPOINT, CheckpointConfig(), run=version.digest).write(state)
         tensors: dict[str, Tensor] = {"images": held_out.x.contiguous(), "labels": held_out.y}
         write_atomically(part / HELD_OUT, safetensors.torch.save(tensors))
         self.write(part / VERSION, asdict(version))
-        os.replace(part, self.folder(version.number))
+        with explaining_failure(self.folder(version.number)):
+            os.replace(part, self.folder(version.number))
 
     def remove_model(self, number: int) -> int:
         """Remove what a version needs to be used, and keep its record; returns the bytes freed."""
+        refuse_special(self.folder(number))
         files = [path for path in self.folder(number).rglob("*") if path.is_file() and path.name != VERSION]
         freed = sum(path.stat().st_size for path in files)
-        shutil.rmtree(self.folder(number) / CHECKPOINT)
         (self.folder(number) / HELD_OUT).unlink(missing_ok=True)
+        remove_folder(self.folder(number) / CHECKPOINT)  # last, as it says that there is something to remove
         return freed
+
+    def drop_update(self) -> None:
+        """Remove the update that is being learned, at once: a process that is killed here leaves no half of it."""
+        with explaining_failure(self.update, "removed"):
+            os.replace(self.update, self.path / DROPPED)
+        remove_folder(self.path / DROPPED)
 
     # ------------------------------------------------------------ files
 

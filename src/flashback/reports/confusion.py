@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flashback.errors import printable, require
 from flashback.files import make_folder, write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PICTURES = (".png", ".pdf", ".svg")
 INCHES = 0.28  # of a class
@@ -46,6 +50,10 @@ def plot_confusion_counts(counts: Sequence[Sequence[int]], names: Sequence[str],
             number = f"{matrix[row, column]:.0f}"
             axes.text(column, row, number, ha="center", va="center", color=colour, fontsize="small")
     axes.set(xlabel="predicted class", ylabel="true class", title=title)
+    write_picture(figure, path)
+
+
+def write_picture(figure: Figure, path: Path) -> None:
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:].lower(), dpi=160)
     make_folder(path.parent)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashback.files import make_folder
-from flashback.reports.confusion import check_picture
+from flashback.reports.confusion import check_picture, write_picture
 
 if TYPE_CHECKING:
     from flashback.models import Version
@@ -42,8 +41,7 @@ def plot_versions(versions: Sequence[Version], current: int | None, path: Path) 
     axes.spines[["top", "right"]].set_visible(False)
     unique = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(list(unique.values()), list(unique), loc="outside upper left", ncols=2, frameon=False)
-    make_folder(path.parent)
-    figure.savefig(path, dpi=160)
+    write_picture(figure, path)
 
 
 def lineage(versions: Sequence[Version], current: int | None) -> list[Version]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flashback.benchmarks import Images
 from flashback.config import RunConfig
 from flashback.errors import FlashbackError, require
-from flashback.files import write_atomically
+from flashback.files import make_folder, write_atomically
 from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.external import HostFiles, find_hosts
 from flashback.metrics import LinearCKA
@@ -64,7 +64,7 @@ def compare_representations(
             images = [task.test for task in tasks]
             similarity[name] = {arm: layer_similarity(model, anchor, images) for arm, model in arms.items()}
     if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
+        make_folder(Path(out))
         write_atomically(Path(out) / "cka.json", json.dumps(similarity, indent=1) + "\n")
     return similarity
 
