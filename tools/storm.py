@@ -2,6 +2,7 @@
 
     python tools/storm.py --kills 1000      # SIGKILL at file operations and at random moments
     python tools/storm.py --faults          # ENOSPC, EIO and a partial write at every file operation
+    python tools/storm.py --kills 1000 --record counts.json     # stopped and called again, it goes on counting
 
 A command is killed again and again, or one of its file operations fails. Then the same command is repeated. It must
 end with the same results, weights, logs and reports as an undisturbed one; no checkpoint and no finished run may be
@@ -53,6 +54,8 @@ SIZES = (2, 3, 2)  # classes of the tasks
 OFTEN = {"training.batch_size": 16, "checkpoint.minutes": 0}  # a checkpoint after every step
 ONCE = {"training.batch_size": 16, "benchmark.sizes": [4, 3]}  # at the end
 SELDOM = ONCE | {"checkpoint.epochs": 1}
+PHOTOS = {"photos": (0, 1), "more-photos": (1, 2)}  # classes
+LEARNING = {"training.epochs": 2, "training.batch_size": 4, "checkpoint.minutes": 0, "host.memory_size": 4}
 DISTURBANCES = ("nothing", "before", "after", "within", "ENOSPC", "EIO", "partial")  # as in storm.c
 KILLS, FAULTS = DISTURBANCES[1:4], DISTURBANCES[4:]
 MOMENT = "moment"
@@ -109,6 +112,9 @@ def all_commands(inputs: Path, place: Path, hosts: Iterable[str], in_studies: Ma
     tuned = options(short_values("lwf") | in_studies, ["flashback."])
     page = ["--out", str(place / "out" / "report.html")]
     speed = ["--batch", "32", "--device", "cpu", "--no-flashback"]
+    model, learned, again = str(place / "out" / "model"), inputs / "learned", inputs / "learned-again"
+    first, second = (str(inputs / name) for name in PHOTOS)
+    use, table, picture = [str(learned / "out" / "model"), second], f"{place}/out/answers.csv", f"{place}/out/plot.png"
     images, in_pairs = ["--benchmark", str(place / "images")], SELDOM | {"benchmark.sizes": [2, 2]}
     return [
         *(Command(f"run {host}", run(host)) for host in hosts),
@@ -124,6 +130,14 @@ def all_commands(inputs: Path, place: Path, hosts: Iterable[str], in_studies: Ma
         Command("cka", ["cka", *(f"{runs}/{arm}/seed-0" for arm in ("host", "flashback")), f"{inputs}/joint", *out]),
         Command("bench", ["bench", "finetune", "lwf", *out, *speed]),
         Command("check", ["check", "finetune"]),
+        Command("learn, new model", ["learn", model, first, *options(LEARNING)]),
+        Command("learn, again", ["learn", model, second], learned),
+        Command("history", ["history", model, "--plot", picture], again),
+        Command("rollback", ["rollback", model, "1"], again),
+        Command("prune", ["prune", model, "--keep", "0"], again),
+        Command("predict", ["predict", *use, "--out", table]),
+        Command("evaluate", ["evaluate", *use, "--out", table, "--plot", picture]),
+        Command("export", ["export", use[0], f"{place}/out/model.pt2"]),
     ]
 
 
@@ -242,11 +256,12 @@ class World:
         """Make the data, the sweep file and the finished and unfinished runs that commands start from."""
         arrays, dataset = generate_images(sum(SIZES), side=8), self.inputs / "made.npz"
         np.savez(dataset, **arrays)
-        for part, label in itertools.product(("train", "test"), range(4)):
-            folder = self.inputs / "with-images" / "images" / part / f"class-{label}"
-            folder.mkdir(parents=True)
-            for number, pixels in enumerate(arrays[f"x_{part}"][arrays[f"y_{part}"] == label][:4]):
-                Image.fromarray(pixels).save(folder / f"{number}.png")
+        for name, labels in {"with-images/images": range(4), **PHOTOS}.items():
+            for part, label in itertools.product(("train", "test"), labels):
+                folder = self.inputs / name / part / f"class-{label}"
+                folder.mkdir(parents=True)
+                for number, pixels in enumerate(arrays[f"x_{part}"][arrays[f"y_{part}"] == label][:4]):
+                    Image.fromarray(pixels).save(folder / f"{number}.png")
         icarl = short_values("icarl") | SELDOM
         settings = {key: value for key, value in icarl.items() if not key.startswith("host.")}
         rates = {"training.lr": [settings.pop("training.lr"), 0.1]}
@@ -268,6 +283,10 @@ class World:
         run = ["run", "icarl", *data, "--flashback", *options(short_values("icarl") | OFTEN)]
         self.expect([*run, *begun])
         (self.inputs / "begun" / "out" / "results.json").unlink()
+        learned, again = (self.inputs / name / "out" / "model" for name in ("learned", "learned-again"))
+        self.expect(["learn", str(learned), str(self.inputs / "photos"), *options(LEARNING)])
+        shutil.copytree(learned, again)
+        self.expect(["learn", str(again), str(self.inputs / "more-photos")])
 
     def commands(self, names: Sequence[str], hosts: Iterable[str], in_studies: Mapping[str, Any]) -> list[Command]:
         commands = all_commands(self.inputs, self.place, hosts, in_studies)
@@ -282,11 +301,15 @@ class World:
 
 def wait_for(pid: int, end: float) -> int:
     """Wait for a process until a moment, then kill it; returns its status."""
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status
-        time.sleep(0.002)
+    try:
+        while time.monotonic() < end:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                return status
+            time.sleep(0.002)
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGKILL)
+        raise
     os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
 
@@ -350,6 +373,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "bench.json": read_json,
     "log.jsonl": read_log,
     "config.yaml": read_settings,
+    "version.json": read_json,
 }
 
 
@@ -358,16 +382,27 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
 
 
 def progress(place: Path) -> dict[Path, tuple[Any, ...]]:
-    """How far every run is: its last checkpoint, or when it was finished."""
+    """How far every run and every model is: its last checkpoint, or when a run or a version was finished."""
     reached: dict[Path, tuple[Any, ...]] = {}
     for config in place.rglob("config.yaml"):
-        results, manifests = config.with_name("results.json"), config.parent.glob("checkpoint/0*.json")
+        results = config.with_name("results.json")
         if results.exists():
             reached[config.parent] = (1, results.stat().st_mtime_ns)
-        elif newest := max(manifests, default=None):
-            position = json.loads(newest.read_text())["values"]["position"]
-            reached[config.parent] = (0, *(position[key] for key in ("task", "stage", "begun", "epoch", "step")))
+        elif position := last_position(config.parent):
+            reached[config.parent] = (0, *position)
+    for settings in place.rglob("model.json"):
+        versions, update = sorted(settings.parent.glob("versions/0*/version.json")), settings.parent / "update"
+        reached |= {path.parent: (1, path.stat().st_mtime_ns) for path in versions}
+        record = update / "update.json"
+        is_stored = record.exists() and json.loads(record.read_text())["number"] <= len(versions)
+        reached[settings.parent] = (0, len(versions), *(() if is_stored else last_position(update)))
     return reached
+
+
+def last_position(folder: Path) -> tuple[int, ...]:
+    newest = max(folder.glob("checkpoint/0*.json"), default=None)
+    position = json.loads(newest.read_text())["values"]["position"] if newest else {}
+    return tuple(position[key] for key in ("task", "stage", "begun", "epoch", "step") if position)
 
 
 def files_of(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -380,10 +415,10 @@ def files_of(folder: Path) -> dict[Path, tuple[int, int]]:
 class Victim:
     """A command that is disturbed: what it does and leaves when nobody disturbs it, and what came of disturbances."""
 
-    def __init__(self, world: World, command: Command) -> None:
+    def __init__(self, world: World, command: Command, tally: Counter[str] | None = None) -> None:
         self.world, self.command = world, command
         self.finish = command.finish or command.arguments
-        self.tally: Counter[str] = Counter()
+        self.tally: Counter[str] = Counter() if tally is None else tally
         self.problems: list[str] = []
         world.reset(command)
         world.expect(command.arguments)
@@ -392,6 +427,7 @@ class Victim:
         life = world.expect(command.arguments, traced=True)
         outside = {path for _, path in life.operations if not path.is_relative_to(world.watched)}
         self.operations = [operation for operation in life.operations if operation[1].is_relative_to(world.watched)]
+        self.tally["operations"] = len(self.operations)
         self.seconds, self.expected = life.seconds, fingerprint(world.place)
         self.inputs = files_of(world.inputs)
         if outside:
@@ -413,15 +449,13 @@ class Victim:
             self.note(what, f"loses {', '.join(lost or rewritten)}")
 
     def note(self, what: str, problem: str) -> None:
+        self.tally["problems"] += 1
         self.problems.append(f"{self.command.name}, {what}: {problem}")
         print(self.problems[-1], file=sys.stderr, flush=True)
 
     def show(self, began: float) -> None:
         counts = ", ".join(f"{count} {name}" for name, count in self.tally.items())
-        seconds = time.monotonic() - began
-        print(
-            f"{self.command.name}: {len(self.operations)} file operations; {counts}; {seconds:.0f} s", file=sys.stderr
-        )
+        print(f"{self.command.name}: {counts}; {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
     def check_result(self, what: str, life: Life, accepted: Sequence[str] = ()) -> None:
         if files_of(self.world.inputs) != self.inputs:
@@ -433,7 +467,7 @@ class Victim:
 
     def changed(self, accepted: Sequence[str] = ()) -> list[str]:
         names = differences(self.expected, fingerprint(self.world.place))
-        return [name for name in names if not {*Path(name).parts} & {*accepted}]
+        return [name for name in names if "versions" in name or not {*Path(name).parts} & {*accepted}]
 
     # ------------------------------------------------------------ kills
 
@@ -442,7 +476,7 @@ class Victim:
         places = [(kind, at) for kind in KILLS for at in self.points(kind)]
         dice.shuffle(places)
         order = itertools.cycle(places or [(MOMENT, 0)])
-        kills = 0
+        kills = sum(self.tally[kind] for kind in (*KILLS, MOMENT))
         while kills < wanted and not self.problems:
             self.world.reset(self.command)
             arguments, story = self.command.arguments, list[str]()
@@ -485,24 +519,26 @@ class Victim:
                 if life.code == 0:
                     self.tally["continued"] += 1
                     self.check_result(f"{what}, continued", life, [*accepted, ".first-tasks"])  # a cache
-                elif not accepted and not self.is_explained(disturbance, path, life.output.replace("\n", "")):
+                elif not accepted and not self.is_explained(disturbance, operation, path, life.output):
                     self.note(what, f"is not explained: {life.output[-600:]}")
                 before = progress(self.world.place)
                 life = self.world.live(self.finish)
                 self.check(f"finished after {what}", life, before)
                 self.check_result(f"finished after {what}", life, accepted)
 
-    def is_explained(self, disturbance: str, path: Path, output: str) -> bool:
+    def is_explained(self, disturbance: str, operation: str, path: Path, output: str) -> bool:
         """Whether the output names the file or its folder; on a full disk it may name another file that failed, too."""
         named = self.world.place if disturbance == "ENOSPC" else path.parent
-        return str(named) in output and ("error" in output or "failed" in output)
+        if operation in ("unlinkat", "rmdir"):  # a folder is removed with what is in it
+            named = named.parent
+        return str(named) in output.replace("\n", "") and ("error" in output or "failed" in output)
 
 
-def table(columns: Sequence[str], victims: Sequence[Victim]) -> str:
-    rows = [("command", *columns, "problems")]
-    counts = [(v.command.name, *(v.tally[name] for name in columns), len(v.problems)) for v in victims]
-    totals = [sum(count) for count in list(zip(*counts, strict=True))[1:]]
-    rows += [tuple(map(str, row)) for row in [*counts, ("in all", *totals)]]
+def table(columns: Sequence[str], counts: Mapping[str, Mapping[str, int]]) -> str:
+    columns = [*columns, "problems"]
+    cells = {name: [tally.get(column, 0) for column in columns] for name, tally in counts.items()}
+    cells["in all"] = [sum(column) for column in zip(*cells.values(), strict=True)]
+    rows = [("command", *columns), *((name, *map(str, numbers)) for name, numbers in cells.items())]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(f"| {line} |" for line in [lines[0], " | ".join("-" * width for width in widths), *lines[1:]])
@@ -522,30 +558,46 @@ def main() -> int:
     parser.add_argument("--hosts", nargs="*", default=list(HOSTS), help="that `run` trains; default: all")
     parser.add_argument("--commands", nargs="*", default=[""], help="only commands whose name begins so; default: all")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="of the kills")
-    chosen = parser.parse_args()
+    parser.add_argument("--record", type=Path, help="a file that keeps the counts; the same call goes on from it")
+    return storm(parser.parse_args())
+
+
+def storm(chosen: argparse.Namespace) -> int:
     shim, began, dice = Shim.load(), time.monotonic(), random.Random(chosen.seed)
-    killed, failed = list[Victim](), list[Victim]()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, shows what was done
+    is_begun = chosen.record is not None and chosen.record.exists()
+    earlier: dict[str, Any] = json.loads(chosen.record.read_text()) if is_begun else {"kills": {}, "faults": {}}
+    counts = {kind: {name: Counter(tally) for name, tally in each.items()} for kind, each in earlier.items()}
+
+    def finish(victim: Victim) -> None:
+        victim.show(began)
+        if chosen.record is not None:
+            chosen.record.write_text(json.dumps(counts, indent=1) + "\n")
+
     memory = MEMORY if MEMORY.exists() else None
-    with tempfile.TemporaryDirectory(dir=memory) as root, suppress(KeyboardInterrupt):  # Ctrl-C shows what was done
+    with tempfile.TemporaryDirectory(dir=memory) as root, suppress(KeyboardInterrupt):
         world = World(Path(root), shim)
         world.prepare()
         if chosen.kills:
             wanted = world.commands(chosen.commands, chosen.hosts, SELDOM)
             for command, kills in zip(wanted, shares(wanted, chosen.kills), strict=True):
-                killed.append(Victim(world, command))
-                killed[-1].kill(kills, dice)
-                killed[-1].show(began)
+                tally = counts["kills"].setdefault(command.name, Counter())
+                if sum(tally[kind] for kind in (*KILLS, MOMENT)) < kills:
+                    victim = Victim(world, command, tally)
+                    victim.kill(kills, dice)
+                    finish(victim)
         if chosen.faults:  # runs of other hosts would repeat the same file operations
             for command in world.commands(chosen.commands, [], ONCE):
-                failed.append(Victim(world, command))
-                failed[-1].fail(chosen.every)
-                failed[-1].show(began)
-    if killed:
-        print(table([*KILLS, MOMENT, "finished"], killed), end="\n\n")
-    if failed:
-        print(table([*FAULTS, "continued"], failed), end="\n\n")
+                if command.name not in counts["faults"]:
+                    victim = Victim(world, command)
+                    victim.fail(chosen.every)
+                    counts["faults"][command.name] = victim.tally
+                    finish(victim)
+    for kind, columns in (("kills", [*KILLS, MOMENT, "finished"]), ("faults", ["operations", *FAULTS, "continued"])):
+        if counts[kind]:
+            print(table(columns, counts[kind]), end="\n\n")
     print(f"{time.monotonic() - began:.0f} s, kills drawn with seed {chosen.seed}")
-    return 1 if any(victim.problems for victim in [*killed, *failed]) else 0
+    return 1 if any(tally["problems"] for tallies in counts.values() for tally in tallies.values()) else 0
 
 
 if __name__ == "__main__":
