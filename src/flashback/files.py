@@ -47,7 +47,11 @@ def explaining_failure(path: Path, action: str = "written") -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that readers see the old content or the new one, whenever the machine stops."""
+    """Write a file so that readers see the old content or the new one, whenever the machine stops.
+
+    A link is replaced, not written through; a pipe or a device, such as /dev/stdout, is refused.
+    """
+    require(not is_pipe_or_device(path), f"{path} is a pipe or a device; name a file")
     temporary = path.with_name(f".{uuid4().hex[:8]}.{path.name}.part")  # unique, in case two processes write
     with explaining_failure(path):
         try:
@@ -90,7 +94,7 @@ def refuse_special(path: Path, below: Path | None = None) -> None:
             f"{each} is a symbolic link, and a run writes only inside its own folder; remove it",
         )
         require(
-            not each.exists() or each.is_file() or each.is_dir(),
+            not is_pipe_or_device(each),
             f"{each} is a pipe or a device, not a file; remove it",
         )
 
@@ -102,6 +106,10 @@ def remove_folder(path: Path) -> None:
             path.unlink()
         else:
             shutil.rmtree(path)
+
+
+def is_pipe_or_device(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def make_folder(path: Path) -> None:

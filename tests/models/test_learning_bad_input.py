@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -208,13 +210,60 @@ def test_a_folder_of_something_else_is_left_alone(
     assert fb.load_model(tmp_path / "link", "cpu").class_names == ("cup", "fork", "spoon")
 
 
-def test_a_link_in_place_of_the_versions_is_refused(tmp_path: Path) -> None:
-    model = new(tmp_path / "m")
-    (tmp_path / "elsewhere").mkdir()
-    (model.folder.path / "versions").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
-    with pytest.raises(FlashbackError, match="is a symbolic link"):
-        model.learn(write_classes(tmp_path / "images", "cup"))
-    assert not list((tmp_path / "elsewhere").iterdir())
+@pytest.mark.parametrize("name", ["versions", "update"])
+def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    model, elsewhere = new(tmp_path / "m"), tmp_path / "elsewhere"
+    (elsewhere / ".git").mkdir(parents=True)
+    (model.folder.path / name).symlink_to(elsewhere, target_is_directory=True)
+    for action in (lambda: model.learn(write_classes(tmp_path / "images", "cup")), model.prune):
+        with pytest.raises(FlashbackError, match=f"{name} is a symbolic link"):
+            action()
+    assert [path.name for path in elsewhere.iterdir()] == [".git"]
+
+
+def test_nothing_is_removed_through_a_link(model: Learner, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    model.folder.folder(1).rename(elsewhere)
+    model.folder.folder(1).symlink_to(elsewhere)
+    (model.folder.path / "versions" / ".0003").symlink_to(elsewhere)
+    before = sorted(elsewhere.rglob("*"))
+    with pytest.raises(FlashbackError, match="0001 is a symbolic link"):
+        model.prune(keep=0)
+    assert sorted(elsewhere.rglob("*")) == before
+
+
+@pytest.mark.parametrize("removed", ["update.json", "000001.json", None])
+def test_an_update_that_was_removed_in_part_is_gone(
+    model: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str | None
+) -> None:
+    """The version is stored and in use when a process is killed while it removes the folder of the update."""
+
+    def stop(folder: Path) -> None:
+        for path in folder.rglob(removed or "nothing"):
+            path.unlink()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    images = write_classes(tmp_path / "third", "knife")
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", stop)
+        with pytest.raises(FlashbackError, match=r"update cannot be removed \(Input/output error\)"):
+            model.learn(images)
+    assert model.learn(images).number == model.current == 3
+    assert model.rollback().number == 2
+    assert {path.name for path in model.folder.path.iterdir()} == {".lock", "current.json", "model.json", "versions"}
+
+
+def test_pruning_that_was_stopped_is_finished(model: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for name in ("shutil.rmtree", "pathlib.Path.unlink"):  # the checkpoint, and the images that are held out
+        with monkeypatch.context() as patch:
+            patch.setattr(name, stop)
+            with pytest.raises(OSError, match="Input/output error"):
+                model.prune(keep=0)
+    assert model.prune(keep=0)
+    assert [path.name for path in model.folder.folder(1).iterdir()] == ["version.json"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(

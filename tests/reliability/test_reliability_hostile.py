@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import struct
 import sys
 import warnings
@@ -151,6 +152,24 @@ def test_a_part_that_is_a_link(tmp_path: Path, treasure: Path) -> None:
     (tmp_path / ".file.part").symlink_to(treasure)
     write_atomically(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path, is_linked: bool) -> None:
+    """As `--out /dev/stdout`, which root could replace."""
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / "link" if is_linked else tmp_path / "pipe"
+    if is_linked:
+        path.symlink_to(tmp_path / "pipe")
+    with pytest.raises(FlashbackError, match=f"{path.name} is a pipe or a device; name a file"):
+        write_atomically(path, "new")
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert path.is_symlink() == is_linked
+
+
+def test_a_name_that_is_not_utf8_is_written_escaped(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "file", "caf\udce9")
+    assert (tmp_path / "file").read_bytes() == b"caf\\udce9"
 
 
 def test_files_of_others_beside_the_checkpoints_stay(dataset: Path, run_folder: Path) -> None:

@@ -14,6 +14,7 @@ from made_runs import SETTINGS, made_config, made_matrix, write_comparison, writ
 from flashback.cli import main
 from flashback.errors import CONTROLS, FlashbackError
 from flashback.reports import read_report, write_plots, write_report
+from flashback.reports.versions import plot_versions
 from flashback.reports.write import csv_text
 
 ESCAPE = "a\x1b]0;TITLE\x07b\x1b[2J\u202ec\x9b"
@@ -106,6 +107,14 @@ def test_a_report_that_cannot_be_written_is_named(
     assert f"{runs}/page.html cannot be written (File too large)" in error
     assert error.count("\n") == 1
     assert {path.name for path in runs.iterdir()} == {"host", "flashback"}
+
+
+def test_a_picture_of_versions_that_cannot_be_written_is_named(tmp_path: Path, small_files: None) -> None:
+    path = tmp_path / "history.png"
+    path.write_text("earlier")
+    with pytest.raises(FlashbackError, match=r"history\.png cannot be written \(File too large\)"):
+        plot_versions([], None, path)
+    assert path.read_text() == "earlier"
 
 
 def test_a_chart_that_cannot_be_written_is_named(runs: Path, small_files: None) -> None:

@@ -213,6 +213,17 @@ def test_asking_for_more_trials_later_equals_asking_at_once(fake_runs: list[Any]
     assert replace(later, recipe=at_once.recipe) == at_once
 
 
+def test_a_tuning_does_not_write_through_links(fake_runs: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    outside, folder = tmp_path / "outside", tmp_path / "tuned"
+    outside.mkdir()
+    folder.mkdir()
+    (folder / "host").symlink_to(outside)
+    with pytest.raises(FlashbackError, match="host is a symbolic link"):
+        tune("icarl", out=folder, trials=1, settings=SETTINGS)
+    assert list(outside.iterdir()) == []
+
+
 @pytest.mark.parametrize("kind", ["garbage", "truncated", "folder", "link"])
 def test_a_study_file_of_an_earlier_version_is_left_alone(fake_runs: list[Any], tmp_path: Path, kind: str) -> None:
     """The runs are the study; nothing in study.db, whatever it is, can stop or change it."""
