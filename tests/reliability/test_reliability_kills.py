@@ -33,10 +33,10 @@ def run_storm(tmp_path: Path, *options: str) -> dict[str, list[int]]:
 @needs_compiler
 @pytest.mark.slow
 def test_killed_commands_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """One host of each family, and the commands that run several."""
-    names = ("run icarl", "run oewc", "run foster", "compare", "sweep", "tune")
+    """One host of each family, and the commands that run several or keep a model."""
+    names = ("run icarl", "run oewc", "run foster", "compare", "sweep", "tune", "learn, again", "prune")
     hosts = [name.removeprefix("run ") for name in names if name.startswith("run ")]
-    rows = run_storm(tmp_path, "--kills", "24", "--hosts", *hosts, "--commands", *names)
+    rows = run_storm(tmp_path, "--kills", "40", "--hosts", *hosts, "--commands", *names)
     assert set(rows) == {*names, "in all"}
     for *kills, finished, problems in rows.values():
         assert sum(kills) >= 4
@@ -47,11 +47,16 @@ def test_killed_commands_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
 @needs_compiler
 @pytest.mark.slow
 def test_commands_whose_files_cannot_be_written_can_be_finished(tmp_path: Path) -> None:
-    names = ("run, tracked", "run, image folder", "compare", "tune", "report", "cka")
-    rows = run_storm(tmp_path, "--faults", "--every", "40", "--hosts", "--commands", *names)
-    for *faults, _, problems in rows.values():
+    """With counts of an earlier storm: what is in them is not done again."""
+    names = ("run, tracked", "run, image folder", "compare", "tune", "report", "cka", "rollback", "bench")
+    record, earlier = tmp_path / "counts.json", {"operations": 6, "ENOSPC": 60, "EIO": 6, "partial": 1}
+    record.write_text(json.dumps({"kills": {}, "faults": {"bench": earlier}}))
+    rows = run_storm(tmp_path, "--faults", "--every", "40", "--record", str(record), "--hosts", "--commands", *names)
+    assert rows["bench"] == [6, 60, 6, 1, 0, 0]
+    for _, *faults, _, problems in rows.values():
         assert all(faults)
         assert problems == 0
+    assert {*json.loads(record.read_text())["faults"]} == {*rows} - {"in all"}
 
 
 def changed(whole: dict[str, Any], name: str) -> dict[str, Any]:
