@@ -29,6 +29,7 @@ ROWS = [
     {"knowledge"},
     {"memory", "nets", "batches"},
     {"benchmarks"},
+    {"engines"},
     {"metrics", "records"},
     {"config", "plain_yaml", "files", "errors", "ranks", "registry", "seeds"},
 ]

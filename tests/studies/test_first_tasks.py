@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashback.studies.comparison import compare
-from flashback.studies.jobs import run_jobs
+from flashback.studies.jobs import Local, run_jobs
 from flashback.studies.sweeps import parse_sweep, run_sweep
 from flashback.studies.tuning import tune
 from flashback.training.checkpoints import Checkpoints
@@ -114,5 +114,5 @@ def test_trials_of_a_tuning_share_one_first_task(tmp_path: Path) -> None:
 
 def test_first_tasks_that_a_killed_process_left_are_removed(tmp_path: Path) -> None:
     (tmp_path / SHARED / "0123").mkdir(parents=True)
-    assert run_jobs([], None, lambda name: lambda event: None, tmp_path) == {}
+    assert run_jobs([], Local(), lambda name: lambda event: None, tmp_path) == {}
     assert not (tmp_path / SHARED).exists()

@@ -43,7 +43,7 @@ def test_several_runs_on_a_gpu_are_packed_unless_told_otherwise(
     monkeypatch.setattr(
         jobs_module, "run_packed", lambda count, jobs, watch: {j.name: ways.append("packed") for j in jobs}
     )
-    assert jobs_module.run_jobs(planned, count, lambda name: lambda event: None, tmp_path) == {}
+    assert jobs_module.run_jobs(planned, jobs_module.Local(count), lambda name: lambda event: None, tmp_path) == {}
     assert ways == ["packed" if packed else "alone"] * runs
 
 
@@ -70,7 +70,9 @@ def test_a_run_that_found_too_little_memory_beside_others_runs_again_alone(
         return {job.name: problems[job.name] if len(asked) == 1 else None for job in jobs}
 
     monkeypatch.setattr(jobs_module, "run_packed", run_packed)
-    left = jobs_module.run_jobs(made_jobs(tmp_path, *problems), 4, lambda name: lambda event: None, tmp_path)
+    left = jobs_module.run_jobs(
+        made_jobs(tmp_path, *problems), jobs_module.Local(4), lambda name: lambda event: None, tmp_path
+    )
     assert asked[1:] == [(["killed", "hit"], 4), (["hungry"], 1)]
     assert left == {"wrong": problems["wrong"]}
 
@@ -97,8 +99,9 @@ def test_a_run_that_another_process_trains_is_waited_for(
     monkeypatch.setattr(jobs_module, "is_held", is_held)
     monkeypatch.setattr(jobs_module, "POLL", 0.0)
     jobs = made_jobs(tmp_path, "a", "b", "c")
+    executor = jobs_module.Local(2 if packed else 1)
     with pytest.warns(UserWarning, match=f"another process is training in {tmp_path / 'a'}; waiting for it"):
-        assert jobs_module.run_jobs(jobs, 2 if packed else 1, lambda name: lambda event: None, tmp_path) == {}
+        assert jobs_module.run_jobs(jobs, executor, lambda name: lambda event: None, tmp_path) == {}
     assert attempts == ["a", "b", "c", "c", "a"]
 
 

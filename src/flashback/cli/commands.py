@@ -179,6 +179,8 @@ def compare(
     seed_list: Annotated[str | None, Option(help="Or the seeds themselves: 123,246,369.")] = None,
     out: opt.Out = None,
     jobs: opt.Jobs = None,
+    on: opt.On = "local",
+    shard: opt.Shard = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
     recipe: opt.Recipe = None,
@@ -203,6 +205,7 @@ def compare(
     chosen: dict[str, Any] = {"seeds": opt.choose_seeds(seeds, seed_list), "recipe": recipe}
     chosen["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
     place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
+    place |= {"on": on, "shard": shard}
     with ProgressView(several=True) as view:
         try:
             comparison = fb.compare(host, benchmark, out=folder, track=track or [], watch=view.watch, **chosen, **place)

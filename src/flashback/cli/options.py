@@ -38,6 +38,8 @@ Jobs = Annotated[
     int | None,
     Option(help="How many runs train at a time; default: 1 on a CPU, on a GPU as many as cores and memory allow."),
 ]
+On = Annotated[str, Option(metavar="WHERE", help="Where runs train: local.")]
+Shard = Annotated[str | None, Option(metavar="K/N", help="Only this part of the work, e.g. 2/8, for any scheduler.")]
 Set = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="Any setting, e.g. training.epochs=20; may be repeated."),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from flashback.errors import printable
 from flashback.training.running import accuracy_so_far
-from flashback.training.trainer import Event, Observer
+from flashback.training.trainer import Event
 
 QUIET = 60.0  # seconds without a line after which one is written where there is no terminal
 BETWEEN = 15.0  # the same for the end of a task, where there are several runs
@@ -50,7 +50,7 @@ class ProgressView(Progress):
         if not self.disable:  # else an empty line would be printed
             super().stop()
 
-    def watch(self, name: str, tasks: int | None = None) -> Observer:
+    def watch(self, name: str, tasks: int | None = None) -> "RunLine":
         return RunLine(self, name, tasks)
 
     def say(self, line: str) -> None:
@@ -93,6 +93,12 @@ class RunLine:
         self.view.update(self.line, completed=share, total=self.tasks, state=state)
         if self.view.disable and trained and time.monotonic() - self.view.last_line >= QUIET:
             self.view.say(f"{self.name}: {self.place(' of ')}, {stage}, epoch {trained} of {epochs}")
+
+    def restart_clock(self) -> None:
+        """Count speed and time from now on: what was reported so far was trained earlier."""
+        for task in self.view.tasks:
+            if task.id == self.line:
+                self.view.reset(self.line, total=task.total, completed=int(task.completed))
 
     def place(self, of: str) -> str:
         return f"task {self.task + 1}{of}{self.tasks}" if self.tasks else f"task {self.task + 1}"

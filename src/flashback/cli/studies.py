@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,27 +18,33 @@ from flashback.cli.console import show_line, show_table
 from flashback.cli.forms import choose
 from flashback.cli.listing import sweep_names
 from flashback.config import parse_assignment
-from flashback.errors import require
+from flashback.errors import FlashbackError, require
 
 if TYPE_CHECKING:
-    from flashback.cli.progress import ProgressView
+    from flashback.cli.progress import ProgressView, RunLine
     from flashback.studies.jobs import Job
     from flashback.studies.sweeps import Outcome, Sweep
     from flashback.training.trainer import Event, Observer
 
 DEFAULT_TRIALS, DEFAULT_BUDGET = 8, 20.0
+LOOK = 1.0  # seconds between looks at a folder that is watched
 SYMBOLS = {"flashback.alpha": "alpha_p", "flashback.epochs": "E1"}
 
 
 def sweep(
-    file: Annotated[str, Argument(help=f"A YAML file, or one of: {', '.join(sweep_names())}.")],
+    file: Annotated[str | None, Argument(help=f"A YAML file, or one of: {', '.join(sweep_names())}.")] = None,
     out: opt.Out = None,
     jobs: opt.Jobs = None,
+    on: opt.On = "local",
+    shard: opt.Shard = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
     host_file: opt.HostFile = None,
     track: opt.Track = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the planned runs and train none.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the planned runs and their cost, and train none.")] = False,
+    watch: Annotated[
+        Path | None, Option(metavar="DIR", help="Show the runs of a folder that another process is training.")
+    ] = None,
 ) -> int:
     """Make many runs from one file, those that are missing.
 
@@ -46,17 +53,26 @@ def sweep(
     from flashback.cli.progress import ProgressView
     from flashback.cli.tables import report_failures, show_answers
     from flashback.reports import read_report
+    from flashback.studies.executors import find_executor, take_shard
     from flashback.studies.jobs import RunContext
     from flashback.studies.sweeps import left_out, plan, read_sweep
 
+    if watch is not None:
+        require(file is None, "--watch takes the folder of a sweep and no file")
+        watch_folder(watch)
+        return 0
+    if file is None:
+        raise FlashbackError("give a sweep file, or the name of a shipped sweep (flashback list sweeps)")
     chosen, out = read_sweep(file), out or Path("runs") / f"sweep-{Path(file).stem}"
     triples = ((h, b, part.recipe) for part in chosen.parts for h, b in product(part.hosts, part.benchmarks))
     for triple in dict.fromkeys(triples):
         opt.note_missing_recipe(*triple, host_file)
     if dry_run:
-        show_plan(chosen, plan(chosen, out, RunContext.of(data, device, host_file)))
+        context = RunContext.of(data, device, host_file, executor=find_executor(on, jobs))
+        show_plan(chosen, take_shard(plan(chosen, out, context), shard))
     else:
         place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
+        place |= {"on": on, "shard": shard}
         with ProgressView(several=True) as view:
             outcome = fb.run_sweep(chosen, out, track=track or [], watch=watch_states(view), **place)
         show_line(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.")
@@ -72,18 +88,93 @@ def sweep(
 
 def show_plan(chosen: Sweep, planned: Sequence[Job]) -> None:
     from flashback.benchmarks.load import missing_data
+    from flashback.studies.preview import estimate_cost, kind_of
     from flashback.studies.sweeps import benchmarks_of, survey
 
     outcome, waiting = survey(planned)
     show_table(chosen.title, ("run", "state"), outcome.states.items(), texts=2)
     show_line(f"{outcome.finished} of {len(planned)} runs done; nothing was trained.")
-    sentences = (missing_data(name, waiting[0].context.data) for name in benchmarks_of(waiting))
-    for sentence in dict.fromkeys(filter(None, sentences)):
+    missing = {name: missing_data(name, waiting[0].context.data) for name in benchmarks_of(waiting)}
+    for sentence in dict.fromkeys(filter(None, missing.values())):
         show_line(f"{sentence[0].upper()}{sentence[1:]}.")
+    estimates = estimate_cost(planned, [job for job in waiting if missing[kind_of(job)[1]] is None])
+    if not estimates:
+        return
+    rows = [
+        (*kind, f"{cost.runs:,}", f"{cost.steps:,}", f"{cost.images:,}", clock(cost.seconds))
+        for kind, cost in estimates.items()
+    ]
+    show_table("what the waiting runs would spend", ("host", "benchmark", "runs", "steps", "images", "time"), rows, 2)
+    known = [cost.seconds for cost in estimates.values() if cost.seconds is not None]
+    if known:
+        others = "" if len(known) == len(estimates) else "; hosts without a finished run are not counted"
+        show_line(f"Time one after another, by finished runs: {clock(sum(known))}{others}.")
+    else:
+        show_line("The time is known when a run has finished.")
+
+
+def clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
+
+
+class Pace:
+    """How many runs are done, running and waiting, how many end in an hour, and the time left."""
+
+    def __init__(self) -> None:
+        self.begun = time.monotonic()
+        self.done_before: int | None = None
+
+    def summary(self, states: Mapping[str, str]) -> str:
+        counts = Counter(states.values())
+        done = counts["done"]
+        self.done_before = done if self.done_before is None else self.done_before
+        text = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        ended, left = done - self.done_before, len(states) - done - counts["failed"]
+        if not (ended and left):
+            return text
+        seconds = (time.monotonic() - self.begun) / ended  # between two ends
+        return f"{text}; {3600 / seconds:.3g} an hour, {clock(left * seconds)} left"
+
+
+def watch_folder(folder: Path) -> None:
+    """Show the runs below a folder until none is left to wait for; without a terminal show their states once."""
+    from flashback.cli.progress import ProgressView
+    from flashback.engines.following import DONE, RUNNING, Follower, survey_folder
+    from flashback.records import holder_of
+
+    require(folder.is_dir(), f"there is no folder {folder}; give the folder of a sweep, a comparison or a tuning")
+    require(bool(survey_folder(folder)), f"{folder} holds no runs")
+    lines: dict[str, tuple[RunLine, Follower]] = {}
+    pace, before = Pace(), ""
+    with ProgressView() as view:
+        while True:
+            states = survey_folder(folder)
+            if (text := pace.summary(states)) != before:
+                view.say(text)
+                before = text
+            if view.disable or set(states.values()) == {DONE}:
+                return
+            running = {name for name, state in states.items() if state == RUNNING}
+            for name in running - lines.keys():
+                node = holder_of(folder / name)
+                line = view.watch(f"{node}: {name}" if node else name)
+                lines[name] = line, Follower(folder / name, line, all_events=True)
+                lines[name][1].report()
+                line.restart_clock()
+            for _, follower in lines.values():
+                follower.report()
+            for name in lines.keys() - running:
+                lines.pop(name)[0]({"event": "end"})
+            time.sleep(LOOK)
 
 
 def watch_states(view: ProgressView) -> Callable[[Outcome, str], Observer]:
     """Watch each run on a line of its own, and say how many are done, running and waiting whenever one ends."""
+
+    pace = Pace()
 
     def watch(outcome: Outcome, name: str) -> Observer:
         show_progress = view.watch(name)
@@ -91,9 +182,7 @@ def watch_states(view: ProgressView) -> Callable[[Outcome, str], Observer]:
         def observe(event: Event) -> None:
             show_progress(event)
             if event["event"] == "end":
-                counts = Counter(outcome.states.values())
-                summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-                view.say(f"{outcome.states[name]}: {name} ({summary})")
+                view.say(f"{outcome.states[name]}: {name} ({pace.summary(outcome.states)})")
 
         return observe
 

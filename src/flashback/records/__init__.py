@@ -3,10 +3,11 @@
 import fcntl
 import json
 import os
+import platform
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -19,6 +20,7 @@ from flashback.plain_yaml import read_yaml
 
 CONFIG, RUN, LOG, RESULTS = "config.yaml", "run.json", "log.jsonl", "results.json"
 TRACKERS = "trackers.json"  # the ids by which trackers know the run
+PLAN = "sweep.json"  # beside the runs of a sweep: what they are
 COMPARISON = "comparison.json"  # beside the runs of both arms
 
 Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -62,6 +64,10 @@ class RunFolder:
             for name in (CONFIG, RUN, LOG, RESULTS, TRACKERS):  # a killed process may have left them incomplete
                 for part in self.path.glob(f".*{name}.part"):
                     part.unlink()
+            with suppress(OSError):  # for whoever watches; the run does without it
+                file.truncate(0)
+                file.write(platform.node().encode())
+                file.flush()
             self._lock = file
             try:
                 yield
@@ -126,6 +132,13 @@ def is_held(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def holder_of(path: Path) -> str:
+    """The name of the machine that holds the lock of a run folder, or held it last; empty if it is not known."""
+    with suppress(OSError, ValueError):
+        return files.read_file(path / files.LOCK, files.LARGEST_CONFIG).decode()
+    return ""
 
 
 def is_begun(path: Path) -> bool:

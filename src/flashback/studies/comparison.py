@@ -17,7 +17,8 @@ from flashback.recipes import check_free, config_from_dict, configure
 from flashback.records import COMPARISON, is_begun
 from flashback.records.terms import ARMS, FLASHBACK
 from flashback.results import Comparison, Method, Run, read_run
-from flashback.studies.jobs import Job, RunContext, group_failures, is_finished, run_jobs
+from flashback.studies.executors import find_executor, take_shard
+from flashback.studies.jobs import Executor, Job, RunContext, group_failures, is_finished, run_jobs
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
@@ -42,6 +43,8 @@ def compare(
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
     jobs: int | None = None,
+    on: str | Executor = "local",
+    shard: str | None = None,
     data: str | Path | None = None,
     device: str | torch.device = "auto",
     host_file: HostFiles = None,
@@ -63,6 +66,8 @@ def compare(
         settings: Settings by dotted key, for both arms; they win over the recipe.
         jobs: How many runs train at a time, each in a process of its own. By default one on a CPU, and on a GPU as many
             as cores and memory allow, at most eight.
+        on: Where runs train: "local", or an executor.
+        shard: Train only this part of the seeds: "2/8" is the second of eight. Finished seeds of other parts count.
         data: The folder the data sets are in; by default the cache folder.
         device: "auto", "cpu" or "cuda".
         host_file: A file, or several, that register hosts or nets.
@@ -75,9 +80,12 @@ def compare(
     Raises:
         FlashbackError: The input makes no sense, or runs failed and no pair is left (NothingToCompareError).
     """
-    seeds = chosen_seeds(seeds)
+    chosen = chosen_seeds(seeds)
+    seeds = take_shard(chosen, shard)
+    require(bool(seeds), f"shard {shard} of {len(chosen)} seeds is empty; use at most {len(chosen)} shards")
     check_free(settings or {}, "a comparison")
-    context = RunContext.of(data, device, host_file, track)
+    executor = find_executor(on, jobs)
+    context = RunContext.of(data, device, host_file, track, executor)
 
     def job_of(arm: str, seed: int) -> Job:
         options: dict[str, Any] = {"recipe": recipe, "settings": settings, "data": data}
@@ -93,7 +101,7 @@ def compare(
     others = [job_of(arm, seed) for arm, seed in runs_in(Path(out)) if seed not in seeds]
     further = [job for job in others if is_finished(job, opened.checksum)]
     require(not is_begun(Path(out)), f"{out} holds a run; {ANOTHER_FOLDER}")
-    failures = run_jobs([job for job in planned if job.name not in reused], jobs, watch, Path(out))
+    failures = run_jobs([job for job in planned if job.name not in reused], executor, watch, Path(out))
     comparison = conclude(planned, failures, reused, further)
     write_atomically(Path(out) / COMPARISON, json.dumps(comparison.as_dict(), indent=1) + "\n")
     if comparison.equal_budget is None and failures:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -47,13 +47,18 @@ class RunContext:
 
     @classmethod
     def of(
-        cls, data: str | Path | None, device: str | torch.device, host_file: HostFiles, track: Sequence[str] = ()
+        cls,
+        data: str | Path | None,
+        device: str | torch.device,
+        host_file: HostFiles,
+        track: Sequence[str] = (),
+        executor: "Executor | None" = None,
     ) -> Self:
         """Register the hosts of files, and refuse a device or a tracker that is not there."""
         find_hosts(host_file)
         for name in track:
             import_tracker(name)
-        return cls(data, select_device(device).type, host_file, tuple(track))
+        return cls(data, (executor or Local()).device(device), host_file, tuple(track))
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,45 @@ class Job:
         return json.dumps(first_task_settings(self.config), sort_keys=True)
 
 
-Executor = Callable[[Sequence[Job], Callable[[str], Observer]], Problems]  # runs jobs, each watched by its observer
+class Executor(Protocol):
+    """Runs jobs somewhere: in this process, in others, or on other machines."""
+
+    def at_once(self, jobs: Sequence[Job]) -> int:
+        """How many of these jobs may train at a time."""
+
+    def device(self, device: str | torch.device) -> str:
+        """The type of device of the runs, of the one a user asked for; refuses one that is not there."""
+
+    def __call__(self, jobs: Sequence[Job], watch: Callable[[str], Observer], out: Path) -> Problems:
+        """Run jobs whose folders are below `out`, each watched by its observer; returns what went wrong with each."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Runs jobs on this machine: in this process, or several at a time in processes of their own.
+
+    Args:
+        jobs: How many run at a time; by default one on a CPU, on a GPU as many as cores and memory allow.
+    """
+
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.jobs is None or self.jobs >= 1, f"jobs (--jobs) is at least 1, not {self.jobs}")
+
+    def at_once(self, jobs: Sequence[Job]) -> int:
+        return jobs_at_a_time(self.jobs, len(jobs), jobs[0].context.device)
+
+    def device(self, device: str | torch.device) -> str:
+        return select_device(device).type
+
+    def __call__(self, jobs: Sequence[Job], watch: Callable[[str], Observer], out: Path) -> Problems:
+        """A run whose process was killed is tried once more; one that lacked memory beside others, again alone."""
+        if not jobs or (count := self.at_once(jobs)) == 1:
+            return run_here(jobs, watch)
+        problems = run_packed(count, jobs, watch)
+        problems |= run_packed(count, [job for job in jobs if was_killed(problems[job.name])], watch)
+        return problems | run_packed(1, [job for job in jobs if problems[job.name] == LACK_OF_MEMORY], watch)
 
 
 def is_finished(job: Job, checksum: str | None = None) -> bool:
@@ -92,34 +135,32 @@ def group_failures(failures: Mapping[str, str]) -> dict[str, str]:
     return {f"{name} and {len(others)} more" if others else name: failures[name] for name, *others in alike.values()}
 
 
-def run_jobs(jobs: Sequence[Job], count: int | None, watch: Callable[[str], Observer], out: Path) -> dict[str, str]:
-    """Run all jobs, `count` at a time; returns what went wrong by the name of the run.
+def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Callable[[str], Observer], out: Path) -> dict[str, str]:
+    """Run all jobs; returns what went wrong by the name of the run.
 
-    Runs that differ in flashback alone share their first task through a folder in `out`, removed at the end. A run
-    whose process was killed goes on from its last checkpoint; one that ran out of memory beside others starts again
-    alone. A run that another process is training is left to it, and waited for at the end.
+    Runs that differ in flashback alone share their first task through a folder in `out`, removed at the end.
     """
-    require(count is None or count >= 1, f"jobs (--jobs) is at least 1, not {count}")
+    if jobs:
+        jobs = share_first_tasks(jobs, out / SHARED, executor.at_once(jobs))
+    failures = run_all(jobs, executor, watch, out)
+    shutil.rmtree(out / SHARED, ignore_errors=True)  # also of a process that was killed after its last run
+    return failures
+
+
+def run_all(jobs: Sequence[Job], executor: Executor, watch: Callable[[str], Observer], out: Path) -> dict[str, str]:
+    """Run all jobs; a run that another process is training is left to it, and waited for at the end."""
     if not jobs:
-        shutil.rmtree(out / SHARED, ignore_errors=True)  # of a process that was killed after its last run
         return {}
     make_folder(out)
-    count = jobs_at_a_time(count, len(jobs), jobs[0].context.device)
     for job in jobs:
         refuse_special(job.folder, below=out)
-    jobs = share_first_tasks(jobs, out / SHARED, count)
-    execute: Executor = run_here if count == 1 else partial(run_packed, count)
-    problems = execute(jobs, watch)
-    if count > 1:
-        problems |= execute([job for job in jobs if was_killed(problems[job.name])], watch)
-        problems |= run_packed(1, [job for job in jobs if problems[job.name] == LACK_OF_MEMORY], watch)
+    problems = executor(jobs, watch, out)
     while held := [job for job in jobs if problems[job.name] == ELSEWHERE]:
         free = [job for job in held if not is_held(job.folder)]  # finished, or its process has died
-        problems |= execute(free, watch)
+        problems |= executor(free, watch, out)
         if not free:
             warn_once(f"another process is training in {held[0].folder}; waiting for it")
             time.sleep(POLL)
-    shutil.rmtree(out / SHARED, ignore_errors=True)
     return {name: problem for name, problem in problems.items() if problem is not None}
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +15,22 @@ import torch
 
 from flashback.benchmarks.load import fetch_data
 from flashback.config import build, to_dict
+from flashback.engines.following import DONE, RUNNING, WAITING
 from flashback.errors import FlashbackError, require, shorten, unknown
+from flashback.files import make_folder, write_atomically
 from flashback.hosts import HOSTS
 from flashback.hosts.external import HostFiles
 from flashback.plain_yaml import read_yaml
 from flashback.recipes import check_free, configure
+from flashback.records import PLAN
 from flashback.records.terms import FLASHBACK
-from flashback.studies.jobs import ELSEWHERE, Job, RunContext, is_finished, run_jobs, was_killed
+from flashback.studies.executors import find_executor, take_shard
+from flashback.studies.jobs import ELSEWHERE, Executor, Job, RunContext, is_finished, run_jobs, was_killed
 from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.trainer import Event, Observer
 
 LONGEST_NAME = 120  # letters of a folder; file systems take 255 bytes
-DONE, WAITING, RUNNING, FAILED = "done", "waiting", "running", "failed"  # or ELSEWHERE
+FAILED = "failed"  # other states are DONE, WAITING, RUNNING and ELSEWHERE
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,8 @@ def run_sweep(
     out: str | Path,
     *,
     jobs: int | None = None,
+    on: str | Executor = "local",
+    shard: str | None = None,
     data: str | Path | None = None,
     device: str | torch.device = "auto",
     host_file: HostFiles = None,
@@ -189,6 +196,8 @@ def run_sweep(
         sweep: The path of a sweep file, the name of a shipped sweep, or what `read_sweep` or `parse_sweep` returns.
         out: The folder for all runs.
         jobs: How many runs train at a time, as for `compare`.
+        on: Where runs train, as for `compare`.
+        shard: Make only this part of the runs: "2/8" is the second of eight.
         data: The folder the data sets are in; by default the cache folder.
         device: "auto", "cpu" or "cuda".
         host_file: A file, or several, that register hosts or nets.
@@ -202,7 +211,9 @@ def run_sweep(
         FlashbackError: The sweep makes no sense, or its data are missing.
     """
     sweep = sweep if isinstance(sweep, Sweep) else read_sweep(sweep)
-    planned = plan(sweep, Path(out), RunContext.of(data, device, host_file, track))
+    executor = find_executor(on, jobs)
+    everything = plan(sweep, Path(out), RunContext.of(data, device, host_file, track, executor))
+    planned = take_shard(everything, shard)
     outcome, missing = survey(planned)
 
     def observe(name: str) -> Observer:
@@ -220,6 +231,10 @@ def run_sweep(
 
     for benchmark in benchmarks_of(missing):
         fetch_data(benchmark, data)
-    outcome.failures = run_jobs(missing, jobs, observe, Path(out))
+    if missing:
+        make_folder(Path(out))
+        runs = [str(job.folder.relative_to(out)) for job in everything]
+        write_atomically(Path(out) / PLAN, json.dumps({"title": sweep.title, "runs": runs}, indent=1) + "\n")
+    outcome.failures = run_jobs(missing, executor, observe, Path(out))
     outcome.states |= dict.fromkeys(outcome.failures, FAILED)
     return outcome
