@@ -180,6 +180,8 @@ def compare(
     out: opt.Out = None,
     jobs: opt.Jobs = None,
     on: opt.On = "local",
+    per_run: opt.PerRun = None,
+    slurm: opt.Slurm = None,
     shard: opt.Shard = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
@@ -204,8 +206,8 @@ def compare(
     opt.note_missing_recipe(host, benchmark, recipe, host_file)
     chosen: dict[str, Any] = {"seeds": opt.choose_seeds(seeds, seed_list), "recipe": recipe}
     chosen["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
-    place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
-    place |= {"on": on, "shard": shard}
+    place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file, "shard": shard}
+    place["on"] = opt.choose_executor(on, jobs, per_run, slurm)
     with ProgressView(several=True) as view:
         try:
             comparison = fb.compare(host, benchmark, out=folder, track=track or [], watch=view.watch, **chosen, **place)

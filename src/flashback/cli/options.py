@@ -38,7 +38,15 @@ Jobs = Annotated[
     int | None,
     Option(help="How many runs train at a time; default: 1 on a CPU, on a GPU as many as cores and memory allow."),
 ]
-On = Annotated[str, Option(metavar="WHERE", help="Where runs train: local.")]
+On = Annotated[str, Option(metavar="WHERE", help="Where runs train: local, ray, ray://HOST or slurm.")]
+PerRun = Annotated[
+    list[str] | None,
+    Option("--per-run", metavar="KEY=N", help="What a run takes: cpus=2, gpus=0.25, memory=4 (GB); may be repeated."),
+]
+Slurm = Annotated[
+    list[str] | None,
+    Option("--slurm", metavar="KEY=VALUE", help="An option of sbatch, e.g. partition=gpu; may be repeated."),
+]
 Shard = Annotated[str | None, Option(metavar="K/N", help="Only this part of the work, e.g. 2/8, for any scheduler.")]
 Set = Annotated[
     list[str] | None,
@@ -109,3 +117,17 @@ def choose_seeds(count: str | None, listed: str | None) -> list[int]:
             f"--seeds says how many seeds, --seed-list names them, such as 123,246,369; not "
             f"{abbreviate(listed or count)}"
         ) from None
+
+
+def choose_executor(on: str, jobs: int | None, per_run: list[str] | None, slurm: list[str] | None) -> Any:
+    from flashback.studies.executors import find_executor
+
+    amounts = dict(map(parse_assignment, per_run or []))
+    return find_executor(on, jobs, amounts, dict(map(parse_words, slurm or [])))
+
+
+def parse_words(assignment: str) -> tuple[str, str]:
+    """Split 'time=4:00:00' into two words; YAML would read a number of seconds."""
+    key, equals, value = assignment.partition("=")
+    require(bool(key and equals), f"--slurm takes KEY=VALUE, such as partition=gpu, not {assignment}")
+    return key, value

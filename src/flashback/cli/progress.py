@@ -63,6 +63,7 @@ class RunLine:
         self.view, self.name, self.tasks = view, name, tasks
         short = name if len(name) <= NAME else f"...{name[3 - NAME :]}"
         self.line = view.add_task(printable(short), total=None, state="starting")
+        self.node = ""  # the machine it was placed on
         self.task, self.task_epochs = 0, 1
         self.before_stage, self.stage_epochs = 0, 0  # epochs of the task before this stage, and in it
 
@@ -74,6 +75,9 @@ class RunLine:
             self.advance(event)
         elif kind == "evaluation":
             self.report(event)
+        elif kind == "placed":
+            self.node = f"{event['node']}  "
+            self.view.update(self.line, state=f"{self.node}starting")
         elif kind == "end" and self.line in self.view.task_ids:
             self.view.remove_task(self.line)
 
@@ -86,7 +90,7 @@ class RunLine:
         self.task_epochs = max(self.task_epochs, self.before_stage + epochs)
         trained = event["epoch"] + 1 if "epoch" in event else 0
         share = None if self.tasks is None else self.task + (self.before_stage + trained) / self.task_epochs
-        state = f"{self.place('/')}  {stage}"
+        state = f"{self.node}{self.place('/')}  {stage}"
         if trained:
             losses = ", ".join(f"{name} {value:.3g}" for name, value in event["losses"].items())
             state += f"  epoch {trained}/{epochs}  {losses}"

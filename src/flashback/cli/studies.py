@@ -36,6 +36,8 @@ def sweep(
     out: opt.Out = None,
     jobs: opt.Jobs = None,
     on: opt.On = "local",
+    per_run: opt.PerRun = None,
+    slurm: opt.Slurm = None,
     shard: opt.Shard = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
@@ -53,7 +55,7 @@ def sweep(
     from flashback.cli.progress import ProgressView
     from flashback.cli.tables import report_failures, show_answers
     from flashback.reports import read_report
-    from flashback.studies.executors import find_executor, take_shard
+    from flashback.studies.executors import take_shard
     from flashback.studies.jobs import RunContext
     from flashback.studies.sweeps import left_out, plan, read_sweep
 
@@ -65,16 +67,18 @@ def sweep(
         raise FlashbackError("give a sweep file, or the name of a shipped sweep (flashback list sweeps)")
     chosen, out = read_sweep(file), out or Path("runs") / f"sweep-{Path(file).stem}"
     triples = ((h, b, part.recipe) for part in chosen.parts for h, b in product(part.hosts, part.benchmarks))
+    executor = opt.choose_executor(on, jobs, per_run, slurm)
     for triple in dict.fromkeys(triples):
         opt.note_missing_recipe(*triple, host_file)
     if dry_run:
-        context = RunContext.of(data, device, host_file, executor=find_executor(on, jobs))
+        context = RunContext.of(data, device, host_file, executor=executor)
         show_plan(chosen, take_shard(plan(chosen, out, context), shard))
     else:
-        place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
-        place |= {"on": on, "shard": shard}
+        place: dict[str, Any] = {"on": executor, "shard": shard, "data": data, "device": device}
         with ProgressView(several=True) as view:
-            outcome = fb.run_sweep(chosen, out, track=track or [], watch=watch_states(view), **place)
+            outcome = fb.run_sweep(
+                chosen, out, host_file=host_file, track=track or [], watch=watch_states(view), **place
+            )
         show_line(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.")
     if bare := left_out(chosen):
         show_line(f"Left out: flashback for {', '.join(bare)}; there is no knowledge to attach to.")

@@ -64,15 +64,20 @@ class RunFolder:
             for name in (CONFIG, RUN, LOG, RESULTS, TRACKERS):  # a killed process may have left them incomplete
                 for part in self.path.glob(f".*{name}.part"):
                     part.unlink()
-            with suppress(OSError):  # for whoever watches; the run does without it
-                file.truncate(0)
-                file.write(platform.node().encode())
-                file.flush()
             self._lock = file
+            self.name_holder(platform.node())
             try:
                 yield
             finally:
                 self._lock = None
+
+    def name_holder(self, machine: str) -> None:
+        """Note which machine trains the run, for those who watch; the run does without it."""
+        if self._lock is not None:
+            with suppress(OSError):
+                self._lock.truncate(0)
+                self._lock.write(machine.encode())
+                self._lock.flush()
 
     def check_lock(self) -> None:
         """Stop if the lock file was removed or replaced, since another process may have taken the folder."""

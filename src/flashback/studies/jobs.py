@@ -15,15 +15,18 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from flashback.benchmarks.load import fetch_data
+from flashback.benchmarks.specs import BENCHMARKS, PACKAGE
+from flashback.benchmarks.tasks import data_folder
 from flashback.errors import FlashbackError, require, warn_once
 from flashback.files import make_folder, refuse_special, write_atomically
-from flashback.hosts.external import HostFiles, find_hosts, in_one_line
+from flashback.hosts.external import HostFiles, find_hosts, in_one_line, with_imports
 from flashback.recipes import config_from_dict
 from flashback.records import FolderInUseError, RunFolder, is_held
-from flashback.studies.packing import jobs_at_a_time, sharing_gpu
+from flashback.studies.packing import jobs_at_a_time, mps_is_on, portion, sharing_gpu
 from flashback.studies.processes import DIED, STOPPED, run_in_processes
 from flashback.training.building import LACK_OF_MEMORY
-from flashback.training.environment import PORTION, select_device
+from flashback.training.environment import PORTION, select_device, source_digest
 from flashback.training.first_task_cache import SHARED, first_task_settings
 from flashback.training.running import finished_run, run
 from flashback.training.trackers import import_tracker
@@ -72,10 +75,20 @@ class Job:
     context: RunContext
     title: str = ""
     first_tasks: Path | None = None  # folder through which it shares its first task with others
+    host_names: tuple[str, ...] = ()  # of the host files among `needed_files`, once it is packed
 
     @property
     def name(self) -> str:
         return self.title or f"{self.arm}, seed {self.seed}"
+
+    def at(self, folder: Path, files: Path, first_tasks: Path) -> "Job":
+        """A job that has been packed, on another machine; `needed_files` are in `files` there."""
+        context = replace(self.context, data=files / "data", host_file=[files / name for name in self.host_names])
+        return replace(self, folder=folder, context=context, first_tasks=self.first_tasks and first_tasks)
+
+    def packed(self) -> "Job":
+        """The job as it travels to another machine."""
+        return replace(self, host_names=tuple(host_files(self.context)[0]))
 
     @property
     def first_task_key(self) -> str:
@@ -121,6 +134,28 @@ class Local:
         problems = run_packed(count, jobs, watch)
         problems |= run_packed(count, [job for job in jobs if was_killed(problems[job.name])], watch)
         return problems | run_packed(1, [job for job in jobs if problems[job.name] == LACK_OF_MEMORY], watch)
+
+
+def host_files(context: RunContext) -> tuple[list[str], dict[str, Path]]:
+    """The names of host files on other machines, and all files they need by their names there."""
+    given = [context.host_file] if isinstance(context.host_file, str | Path) else context.host_file or []
+    paths = [Path(path).expanduser().resolve() for path in given]
+    needed = sorted(set().union(*map(with_imports, paths)))
+    base = os.path.commonpath([path.parent for path in needed]) if needed else ""
+    names = {path: f"hosts/{path.relative_to(base).as_posix()}" for path in needed}
+    return [names[path] for path in paths], {name: path for path, name in names.items()}
+
+
+def needed_files(jobs: Sequence[Job]) -> dict[str, Path]:
+    """What jobs need on another machine that has the package: data and host files, by their names there."""
+    files = host_files(jobs[0].context)[1]
+    folder = data_folder(jobs[0].context.data)
+    for name in {job.config["benchmark"]["name"] for job in jobs}:
+        path = fetch_data(name, jobs[0].context.data)
+        if name not in BENCHMARKS or PACKAGE not in path.parents:
+            below = path.relative_to(folder).as_posix() if folder in path.parents and name in BENCHMARKS else path.name
+            files[f"data/{below}"] = path
+    return files
 
 
 def is_finished(job: Job, checksum: str | None = None) -> bool:
@@ -218,9 +253,25 @@ def attempt(job: Job, observer: Observer) -> str | None:
 
 
 def attempt_in_process(job: Job, observer: Observer) -> str | None:
-    find_hosts(job.context.host_file)
+    try:
+        find_hosts(job.context.host_file)
+    except FlashbackError as error:  # a host file may be broken on one machine alone
+        return str(error)
     keep_portion(job.folder)
     return attempt(job, observer)
+
+
+def attempt_on_node(source: str, threads: str | None, gpus: float, job: Job, observer: Observer) -> str | None:
+    """Attempt a job on another machine as it would be attempted on that of the driver."""
+    if source_digest() != source:
+        return "its node has another version of flashback than the driver; install the same on all"
+    os.environ.pop("OMP_NUM_THREADS", None)  # set by Ray; results depend on the number of threads
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = threads
+        torch.set_num_threads(int(threads))
+    if 0 < gpus < 1 and mps_is_on():
+        os.environ[PORTION] = portion(round(1 / gpus))
+    return attempt_in_process(job, observer)
 
 
 def keep_portion(folder: Path) -> None:

@@ -34,7 +34,7 @@ def sharing_gpu(device: str, runs: int) -> Iterator[None]:
         yield
         return
     portions = {PORTION: portion(runs)}
-    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ or control(words="get_server_list\n"):
+    if mps_is_on():
         with environment(portions):
             yield
         return
@@ -49,6 +49,10 @@ def sharing_gpu(device: str, runs: int) -> Iterator[None]:
         finally:
             with environment(variables):
                 control(words="quit\n")
+
+
+def mps_is_on() -> bool:
+    return "CUDA_MPS_PIPE_DIRECTORY" in os.environ or control(words="get_server_list\n")
 
 
 def portion(runs: int) -> str:

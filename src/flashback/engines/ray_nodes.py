@@ -1,0 +1,215 @@
+"""What runs on the nodes of a Ray cluster: the work on one run, and an actor to which run folders come back.
+
+The actor outlives the driver, so a driver that is started again finds its runs. Ray itself places runs, and tries those
+of a lost node again elsewhere; they go on from the last checkpoint that came back.
+"""
+
+import os
+import platform
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from flashback.engines.folders import Changes, Files, bring
+
+PERIOD = 1.0  # seconds between looks at a run folder
+RETRIES = 3  # of a run whose node or process was lost
+A_DAY = 24 * 3600.0
+STOPPED = "its process was stopped from outside"
+LOST = f"its node or process was lost {RETRIES + 1} times; was it out of memory?"
+
+
+@dataclass
+class News:
+    """What is new about a run: files, the names of all files, its node, the number of its attempt, and its end."""
+
+    files: Files = field(default_factory=dict)
+    names: list[str] | None = None
+    node: str = ""
+    attempt: int = 0
+    ended: bool = False
+    problem: str | None = None
+
+
+@dataclass
+class Entry:
+    """A run as the collector knows it."""
+
+    config: dict[str, Any]
+    changes: Changes
+    task: Any = None
+    attempt: int = 0
+    node: str = ""
+    names: list[str] | None = None
+    stopped: bool = False
+
+
+class Collector:
+    """Starts runs and keeps their latest files until the driver has them."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="flashback-ray-"))
+        self.entries: dict[str, Entry] = {}
+        self.bundles: dict[str, Any] = {}
+
+    def has_bundle(self, digest: str) -> bool:
+        return digest in self.bundles
+
+    def keep_bundle(self, digest: str, files: Files) -> None:
+        """Put what every node needs into the object store, from which it travels once to a node."""
+        self.bundles[digest] = ray.put(files)
+
+    def submit(
+        self, name: str, config: dict[str, Any], payload: bytes, digest: str, options: dict[str, Any], files: Files
+    ) -> None:
+        """Start a run from these files, unless the same run was started by an earlier driver.
+
+        The payload is a pickled function and its job, which the actor itself has no use for.
+        """
+        if name in self.entries and self.entries[name].config == config:
+            self.entries[name].changes = Changes(self.folder(name))  # tell the new driver everything
+            return
+        self.forget([name])
+        bring(self.folder(name), files)
+        entry = self.entries[name] = Entry(config, Changes(self.folder(name), known=True))
+        here, bundle = ray.get_runtime_context().current_actor, self.bundles[digest]
+        task = ray.remote(train).options(max_retries=RETRIES, name=name, **options)
+        entry.task = task.remote(here, name, payload, digest, [bundle])  # in a list it is fetched only if needed
+
+    def folder(self, name: str) -> Path:
+        return self.root / name.replace("/", "%")
+
+    def start(self, name: str, node: str) -> tuple[int, Files] | None:
+        """Give a run to a node; from now on earlier attempts are not listened to. None if it shall not start."""
+        entry = self.entries.get(name)
+        if entry is None or entry.stopped:
+            return None
+        entry.attempt, entry.node = entry.attempt + 1, node
+        return entry.attempt, Changes(self.folder(name)).take()[0]
+
+    def receive(self, name: str, attempt: int, files: Files, names: list[str]) -> bool:
+        """Take what a node sends; returns whether it shall go on."""
+        entry = self.entries.get(name)
+        if entry is None or entry.attempt != attempt:
+            return False
+        bring(self.folder(name), files, names)
+        entry.names = names
+        return not entry.stopped
+
+    def news(self, names: list[str]) -> dict[str, News]:
+        tasks = {self.entries[name].task: name for name in names}
+        ended = ray.wait(list(tasks), num_returns=len(tasks), timeout=0)[0] if tasks else []
+        problems = {tasks[task]: outcome(task) for task in ended}
+        told = {}
+        for name in names:
+            entry = self.entries[name]
+            files, _ = entry.changes.take()
+            told[name] = News(files, entry.names, entry.node, entry.attempt, name in problems, problems.get(name))
+        return told
+
+    def stop(self, names: list[str]) -> None:
+        """Ask runs to save and end."""
+        for name in names:
+            self.entries[name].stopped = True
+
+    def forget(self, names: list[str]) -> int:
+        """Drop runs that the driver has; returns how many are left."""
+        for name in names:
+            if entry := self.entries.pop(name, None):
+                ray.cancel(entry.task, force=True)
+                shutil.rmtree(self.folder(name), ignore_errors=True)
+        if not self.entries:
+            shutil.rmtree(self.root, ignore_errors=True)
+        return len(self.entries)
+
+
+def outcome(task: Any) -> str | None:
+    try:
+        problem: str | None = ray.get(task)
+        return problem
+    except ray.exceptions.RayTaskError as error:  # such as a node without the package
+        return f"{type(error.cause).__name__}: {' '.join(str(error.cause).split())}"
+    except ray.exceptions.RayError:
+        return LOST
+
+
+def train(collector: Any, name: str, payload: bytes, digest: str, bundle: list[Any]) -> str | None:
+    """Work on a run on this node, and send its folder to the collector as it is written."""
+    started = ray.get(collector.start.remote(name, platform.node()))
+    if started is None:
+        return STOPPED
+    attempt, files = started
+    work, job = ray.cloudpickle.loads(payload)
+    here = node_folder()
+    with tempfile.TemporaryDirectory(dir=here, prefix="run-") as scratch:
+        folder = Path(scratch) / "run"
+        bring(folder, files)
+        sender = Sender(folder, lambda *changed: ray.get(collector.receive.remote(name, attempt, *changed)))
+        try:
+            problem: str | None = work(
+                job.at(folder, unpack(here / digest, bundle), here / "first-tasks"), lambda event: None
+            )
+        except KeyboardInterrupt:
+            problem = STOPPED
+        finally:
+            sender.finish()
+    return problem and problem.replace(str(folder), str(job.folder))
+
+
+class Sender(threading.Thread):
+    """Sends what changes in a folder every second; stops the run if nobody wants it any more."""
+
+    def __init__(self, folder: Path, send: Callable[[Files, list[str]], bool]) -> None:
+        super().__init__(daemon=True)
+        self.changes, self.deliver, self.over = Changes(folder, known=True), send, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self.over.wait(PERIOD):
+            if not self.send():
+                os.kill(os.getpid(), signal.SIGTERM)  # the run saves and ends
+                return
+
+    def send(self) -> bool:
+        try:
+            return self.deliver(*self.changes.take())
+        except ray.exceptions.RayError:  # the collector is gone
+            return False
+
+    def finish(self) -> None:
+        self.over.set()
+        self.join()
+        self.send()
+
+
+def node_folder() -> Path:
+    """A folder of this user for data and runs on this node; first tasks of an earlier day are removed."""
+    folder = Path(tempfile.gettempdir()) / f"flashback-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    for old in (folder / "first-tasks").glob("*"):
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > A_DAY:
+                shutil.rmtree(old)
+    return folder
+
+
+def unpack(target: Path, bundle: list[Any]) -> Path:
+    """The files of a bundle in a folder of this node, fetched by the first run that needs them."""
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent) as part:
+            bring(Path(part) / "files", ray.get(bundle[0]))
+            (Path(part) / "files" / "data").mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # another run was faster
+                (Path(part) / "files").rename(target)
+    return target

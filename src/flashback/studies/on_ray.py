@@ -1,0 +1,245 @@
+"""Train the runs of a study on a Ray cluster, or on a Ray that is started on this machine."""
+
+import hashlib
+import os
+import resource
+import signal
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashback.engines.folders import Changes, Files, bring, files_below
+from flashback.engines.following import Follower
+from flashback.errors import FlashbackError, Interrupted, import_extra, require, warn_once
+from flashback.files import make_folder
+from flashback.records import FolderInUseError, RunFolder, is_finished
+from flashback.studies.jobs import ELSEWHERE, Job, Problems, attempt_on_node, needed_files
+from flashback.studies.processes import PATIENCE, handling
+from flashback.training.environment import source_digest
+from flashback.training.trainer import Observer
+
+PORT = 10001  # of a Ray client
+MOST_PLACED = 200  # runs that are given to Ray at a time
+LARGEST = 8 << 30  # bytes of data that travel; more have to be on every node already
+NAMESPACE = "flashback"
+LOOK = 0.2  # seconds between looks at what has come back
+RESTARTS = 3  # of the actor that collects runs
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Trains runs on Ray. No folder has to be shared: data travel to the nodes, and run folders come back.
+
+    Args:
+        address: Of a cluster, such as "ray://head" or "head:6379"; by default RAY_ADDRESS, else a Ray of this machine.
+        jobs: How many runs train at a time at most; by default as many as fit.
+        cpus: Cores of a run.
+        gpus: GPUs of a run, or the fraction of one; by default one if the cluster has any.
+        memory: Gigabytes of a run that Ray sets aside; by default nothing is.
+    """
+
+    address: str | None = None
+    jobs: int | None = None
+    cpus: float = 1
+    gpus: float | None = None
+    memory: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.jobs is None or self.jobs >= 1, f"jobs (--jobs) is at least 1, not {self.jobs}")
+
+    def at_once(self, jobs: Sequence[Job]) -> int:
+        return min(len(jobs), self.jobs or MOST_PLACED)
+
+    def device(self, device: str | torch.device) -> str:
+        name = str(device).partition(":")[0]
+        require(name in ("auto", "cpu", "cuda"), f"device (--device) must be auto, cpu or cuda, not '{device}'")
+        if name != "auto":
+            return name
+        has_gpus = connect(self.address).cluster_resources().get("GPU", 0) > 0
+        return "cuda" if self.gpus or (self.gpus is None and has_gpus) else "cpu"
+
+    def __call__(self, jobs: Sequence[Job], watch: Callable[[str], Observer], out: Path) -> Problems:
+        if not jobs:
+            return {}
+        gpus = (1 if jobs[0].context.device == "cuda" else 0) if self.gpus is None else self.gpus
+        options = {"num_cpus": self.cpus, "num_gpus": gpus}
+        if self.memory is not None:
+            options["memory"] = int(self.memory * 2**30)
+        ray = connect(self.address)
+        total = ray.cluster_resources()
+        for name, needed in (("CPU", self.cpus), ("GPU", gpus), ("memory", options.get("memory", 0))):
+            if needed > total.get(name, 0):
+                warn_once(f"a run needs {needed:g} of {name}, and the Ray cluster has {total.get(name, 0):g}; it waits")
+        work = partial(attempt_on_node, source_digest(), os.environ.get("OMP_NUM_THREADS"), gpus)
+        return Driver(ray, out, work, options, watch).run(jobs, self.jobs or MOST_PLACED, bundle_of(jobs))
+
+
+def connect(address: str | None) -> Any:
+    """Ray, connected to a cluster or started on this machine."""
+    ray = import_extra("ray", "ray", "runs on Ray (--on ray) need the package ray")
+    if not ray.is_initialized():
+        if address and address.startswith("ray://") and ":" not in address.removeprefix("ray://"):
+            address = f"{address}:{PORT}"
+        local = {} if address or os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **local)
+        except (ConnectionError, RuntimeError, ValueError) as problem:
+            where = address or os.environ.get("RAY_ADDRESS") or "this machine"
+            raise FlashbackError(f"there is no Ray to run on at {where} ({' '.join(str(problem).split())})") from None
+    return ray
+
+
+def bundle_of(jobs: Sequence[Job]) -> tuple[str, Files]:
+    """What every node needs beside the package, with its digest; large data are left out."""
+    files, size = Files(), 0
+    for name, path in files_below(needed_files(jobs)):
+        size += path.stat().st_size
+        require(
+            size <= LARGEST,
+            f"the data have more than {LARGEST >> 30} GiB, too much to travel to every node; use --on slurm, or "
+            "--shard, with a folder that all machines share",
+        )
+        files[name] = path.read_bytes()
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16], files
+
+
+@dataclass
+class Placed:
+    """A run that was given to Ray; its folder is locked here, as if it were trained here."""
+
+    job: Job
+    folder: RunFolder
+    lock: ExitStack
+    observer: Observer
+    follower: Follower
+    attempt: int = 0
+
+
+class Driver:
+    """Gives runs to Ray and writes what comes back into their folders."""
+
+    def __init__(
+        self, ray: Any, out: Path, work: Any, options: dict[str, Any], watch: Callable[[str], Observer]
+    ) -> None:
+        self.ray, self.work, self.options, self.watch = ray, work, options, watch
+        self.name = "runs-" + hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:16]
+        self.placed: dict[str, Placed] = {}
+        self.problems: Problems = {}
+        self.restarts = 0
+
+    def run(self, jobs: Sequence[Job], limit: int, bundle: tuple[str, Files]) -> Problems:
+        waiting = list(jobs)
+        self.bundle = bundle
+        self.collector = self.find_collector()
+        allow_open_files(2 * limit)
+        try:
+            with handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):
+                while waiting or self.placed:
+                    room = limit - len(self.placed)
+                    self.place(waiting[:room])
+                    del waiting[:room]
+                    self.collect()
+                    time.sleep(LOOK)
+        except KeyboardInterrupt:
+            self.stop()
+            raise Interrupted from None
+        finally:
+            with suppress(self.ray.exceptions.RayError):
+                if self.ray.get(self.collector.forget.remote(list(self.placed))) == 0:
+                    self.ray.kill(self.collector)
+            for placed in self.placed.values():
+                placed.lock.close()
+        return self.problems
+
+    def find_collector(self) -> Any:
+        """The actor of an earlier driver of this folder, or a new one; on the node of the driver if it can be."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from flashback.engines.ray_nodes import Collector
+
+        here = self.ray.get_runtime_context().get_node_id()
+        options = {"name": self.name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+        nearby = NodeAffinitySchedulingStrategy(here, soft=True)
+        actor = self.ray.remote(Collector).options(num_cpus=0, scheduling_strategy=nearby, **options).remote()
+        digest, files = self.bundle
+        if not self.ray.get(actor.has_bundle.remote(digest)):
+            self.ray.get(actor.keep_bundle.remote(digest, files))
+        return actor
+
+    def place(self, jobs: Sequence[Job]) -> None:
+        submitted = []
+        for job in jobs:
+            observer, folder, lock = self.watch(job.name), RunFolder(job.folder), ExitStack()
+            try:
+                make_folder(job.folder)
+                lock.enter_context(folder.lock())
+            except FolderInUseError:  # by another driver, or it has finished meanwhile
+                problem = None if is_finished(job.folder) else ELSEWHERE
+                self.end(job.name, observer, problem)
+                continue
+            except FlashbackError as error:
+                self.end(job.name, observer, str(error))
+                continue
+            self.placed[job.name] = Placed(job, folder, lock, observer, Follower(job.folder, observer))
+            submitted.append(self.submit(job))
+        self.ray.get(submitted)
+
+    def submit(self, job: Job) -> Any:
+        files, _ = Changes(job.folder).take()
+        payload = self.ray.cloudpickle.dumps((self.work, job.packed()))
+        return self.collector.submit.remote(job.name, job.config, payload, self.bundle[0], self.options, files)
+
+    def collect(self) -> None:
+        try:
+            told = self.ray.get(self.collector.news.remote(list(self.placed)))
+        except self.ray.exceptions.RayActorError:  # its node was lost: runs go on from what has come back
+            self.restarts += 1
+            require(self.restarts <= RESTARTS, "the Ray cluster loses its nodes again and again; look at its state")
+            warnings.warn("the node that collects the runs was lost; they go on elsewhere", stacklevel=2)
+            self.collector = self.find_collector()
+            self.ray.get([self.submit(placed.job) for placed in self.placed.values()])
+            return
+        for name, news in told.items():
+            placed = self.placed[name]
+            if news.attempt != placed.attempt:
+                placed.attempt = news.attempt
+                placed.folder.name_holder(news.node)
+                placed.observer({"event": "placed", "node": news.node, "attempt": news.attempt})
+            bring(placed.job.folder, news.files, news.names)
+            placed.follower.report()
+            if news.ended:
+                placed.lock.close()
+                del self.placed[name]
+                self.collector.forget.remote([name])
+                self.end(name, placed.observer, news.problem)
+
+    def end(self, name: str, observer: Observer, problem: str | None) -> None:
+        self.problems[name] = problem
+        observer({"event": "end", "problem": problem})
+
+    def stop(self) -> None:
+        """Ask the runs to save, and wait a minute at most for those that have begun."""
+        with suppress(self.ray.exceptions.RayError):
+            self.ray.get(self.collector.stop.remote(list(self.placed)))
+            deadline = time.monotonic() + PATIENCE
+            while any(placed.attempt for placed in self.placed.values()) and time.monotonic() < deadline:
+                self.collect()
+                time.sleep(LOOK)
+
+
+def allow_open_files(count: int) -> None:
+    """Every run that is placed has a lock, which is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft + count <= hard):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft + count, hard))

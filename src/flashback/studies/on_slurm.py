@@ -1,0 +1,283 @@
+"""Train the runs of a study as the jobs of a Slurm array, through submitit."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashback.engines.following import Follower
+from flashback.errors import FlashbackError, Interrupted, import_extra, require
+from flashback.files import LARGEST_RECORD, make_folder, read_file, refuse_special, write_atomically
+from flashback.records import is_finished
+from flashback.studies.jobs import Job, Problems, attempt_on_node, run_packed
+from flashback.studies.processes import handling
+from flashback.training.environment import source_digest
+from flashback.training.trainer import Observer
+
+FOLDER = ".slurm"  # in that of the study: what submitit writes, and which job has which run
+JOBS = "jobs.json"
+LOOK = 1.0  # seconds between looks at the runs
+ASK = 5.0  # seconds between questions to Slurm
+PATIENCE = 20.0  # seconds in which the result of a job has to appear once it has left the queue
+MINUTES = 240  # the time limit of a job; a run that needs longer is requeued
+TIMEOUTS = 1000  # how often
+LOST = "Slurm ended its job before the run was finished; look at it with sacct, or in {folder}"
+NOT_SHARED = "a Slurm job has left nothing in {folder}; --out has to be on a disk that all nodes share"
+GPU_OPTIONS = ("gpus_per_node", "gpus_per_task", "gres")
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Trains runs as the jobs of a Slurm array. The folder of the study has to be on a disk that all nodes share.
+
+    Args:
+        options: Of sbatch, such as {"partition": "gpu", "time": 240}; the time is in minutes.
+        jobs: How many jobs run at a time at most.
+        cpus: Cores of a run.
+        gpus: GPUs of a run; runs that take a fraction of one share a job, packed as on one machine.
+        memory: Gigabytes of a run.
+        cluster: "slurm", or "local" to try it without Slurm.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    jobs: int | None = None
+    cpus: float = 1
+    gpus: float = 0
+    memory: float | None = None
+    cluster: str = "slurm"
+
+    def __post_init__(self) -> None:
+        require(self.jobs is None or self.jobs >= 1, f"jobs (--jobs) is at least 1, not {self.jobs}")
+
+    def at_once(self, jobs: Sequence[Job]) -> int:
+        return min(len(jobs), self.jobs or len(jobs))
+
+    def device(self, device: str | torch.device) -> str:
+        name = str(device).partition(":")[0]
+        require(name in ("auto", "cpu", "cuda"), f"device (--device) must be auto, cpu or cuda, not '{device}'")
+        has_gpus = self.gpus > 0 or any(name in self.options for name in GPU_OPTIONS)
+        return name if name != "auto" else "cuda" if has_gpus else "cpu"
+
+    def __call__(self, jobs: Sequence[Job], watch: Callable[[str], Observer], out: Path) -> Problems:
+        if not jobs:
+            return {}
+        refuse_special(out / FOLDER, below=out)
+        make_folder(out / FOLDER)
+        return Queue(self, (out / FOLDER).resolve(), watch).run(jobs)
+
+    def runs_of_a_job(self) -> int:
+        return round(1 / self.gpus) if 0 < self.gpus < 1 else 1
+
+    def executor(self, folder: Path) -> Any:
+        submitit = import_extra("submitit", "slurm", "runs on Slurm (--on slurm) need the package submitit")
+        if self.cluster == "local":
+            executor = submitit.LocalExecutor(folder, max_num_timeout=TIMEOUTS)
+            executor.update_parameters(timeout_min=MINUTES)
+            return executor
+        require(shutil.which("sbatch") is not None, "sbatch is missing; start --on slurm where jobs can be submitted")
+        executor, together = submitit.SlurmExecutor(folder, max_num_timeout=TIMEOUTS), self.runs_of_a_job()
+        known = set(executor._valid_parameters())
+        given = {"job_name": "flashback", "time": MINUTES, "cpus_per_task": math.ceil(self.cpus * together)}
+        given |= {} if self.jobs is None else {"array_parallelism": self.jobs}
+        given |= {} if self.memory is None else {"mem": f"{math.ceil(self.memory * together)}GB"}
+        given |= {"gpus_per_node": math.ceil(self.gpus)} if self.gpus else {}
+        given |= {name.replace("-", "_"): value for name, value in self.options.items()}
+        given["time"] = minutes(given["time"])
+        more = {name: given.pop(name) for name in list(given) if name not in known}
+        executor.update_parameters(**given, additional_parameters={"requeue": True, **more})
+        return executor
+
+
+def minutes(limit: Any) -> int:
+    """Slurm's ways to write a time limit: minutes, MM:SS, HH:MM:SS, and D-HH before any of them."""
+    days, dash, rest = str(limit).rpartition("-")
+    try:
+        parts = [int(part) for part in rest.split(":")]
+        if dash:
+            hours, mins, seconds = (*parts, 0, 0)[:3]
+        else:
+            hours, mins, seconds = {1: (0, *parts, 0), 2: (0, *parts), 3: tuple(parts)}[len(parts)]
+        return max(1, 24 * 60 * int(days or 0) + 60 * hours + mins + math.ceil(seconds / 60))
+    except (ValueError, KeyError):
+        raise FlashbackError(f"a time limit (--slurm time=) is minutes or H:MM:SS, not {limit}") from None
+
+
+class OnNode:
+    """What a Slurm job does. On the signal before the time limit it saves its runs and is put into the queue again."""
+
+    def __init__(self, jobs: Sequence[Job], source: str) -> None:
+        self.jobs, self.source = list(jobs), source
+
+    def __call__(self) -> Problems:
+        requeue, asked = signal.getsignal(signal.SIGUSR2), list[Any]()  # the handler of submitit
+
+        def save(*signalled: Any) -> None:
+            asked.append(signalled)
+            signal.raise_signal(signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # while a run trains, it saves first
+        signal.signal(signal.SIGUSR2, save)
+        try:
+            return self.train()
+        except KeyboardInterrupt:
+            if asked and callable(requeue):
+                requeue(*asked[0])
+            raise SystemExit(1) from None  # Slurm has preempted the job and requeues it, or somebody has cancelled it
+
+    def train(self) -> Problems:
+        attempt = partial(attempt_on_node, self.source, os.environ.get("OMP_NUM_THREADS"), 1)
+        if len(self.jobs) == 1 or self.source != source_digest():
+            return {job.name: attempt(job, lambda event: None) for job in self.jobs}
+        return run_packed(len(self.jobs), self.jobs, lambda name: lambda event: None)
+
+    def checkpoint(self) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+@dataclass
+class Followed:
+    """A Slurm job with its runs."""
+
+    job: Any
+    followers: dict[str, Follower]
+    observers: dict[str, Observer]
+    runs: dict[str, Job]
+    node: str = ""
+    left_queue: float | None = None  # when
+
+
+class Queue:
+    """Submits jobs, follows the runs on the shared disk, and asks Slurm which jobs are left."""
+
+    def __init__(self, slurm: Slurm, folder: Path, watch: Callable[[str], Observer]) -> None:
+        self.slurm, self.folder, self.watch = slurm, folder, watch
+        self.followed: list[Followed] = []
+        self.problems: Problems = {}
+
+    def run(self, jobs: Sequence[Job]) -> Problems:
+        executor, queued = self.slurm.executor(self.folder), self.queued_by_earlier_drivers()
+        for identity in {queued[job.name] for job in jobs if job.name in queued}:
+            runs = [job for job in jobs if queued.get(job.name) == identity]
+            self.follow(executor.job_class(self.folder, identity), runs)
+        new, together = [job for job in jobs if job.name not in queued], self.slurm.runs_of_a_job()
+        chunks = [new[k : k + together] for k in range(0, len(new), together)]
+        works = [OnNode(chunk, source_digest()) for chunk in chunks]
+        if works:
+            try:
+                submitted = self.submit(executor, works)
+            except (subprocess.SubprocessError, OSError, ValueError) as problem:
+                reason = " ".join(str(getattr(problem, "stderr", None) or problem).split())
+                raise FlashbackError(f"Slurm does not take the jobs ({reason}); see --slurm") from None
+            for job, chunk in zip(submitted, chunks, strict=True):
+                self.follow(job, chunk)
+        self.note()
+        try:
+            with handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):
+                self.wait()
+        except KeyboardInterrupt:
+            ends = " ".join(sorted({one.job.job_id.partition("_")[0] for one in self.followed}))
+            raise Interrupted(
+                f"the jobs stay in the queue; the same command goes on with them, `scancel {ends}` ends them"
+            ) from None
+        if not any(self.problems.values()):
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return self.problems
+
+    @staticmethod
+    def submit(executor: Any, works: Sequence[OnNode]) -> list[Any]:
+        with executor.batch():
+            return [executor.submit(work) for work in works]
+
+    def follow(self, job: Any, runs: Sequence[Job]) -> None:
+        observers = {run.name: self.watch(run.name) for run in runs}
+        followers = {run.name: Follower(run.folder, observers[run.name]) for run in runs}
+        self.followed.append(Followed(job, followers, observers, {run.name: run for run in runs}))
+
+    def note(self) -> None:
+        ids = {name: one.job.job_id for one in self.followed for name in one.runs}
+        write_atomically(self.folder / JOBS, json.dumps(ids, indent=1) + "\n")
+
+    def queued_by_earlier_drivers(self) -> dict[str, str]:
+        """The jobs of runs, by the name of the run, that are still in the queue."""
+        with suppress(OSError, ValueError, AttributeError):
+            noted = json.loads(read_file(self.folder / JOBS, LARGEST_RECORD)).items()
+            left = self.in_queue() or {}
+            return {str(name): str(identity) for name, identity in noted if str(identity) in left}
+        return {}
+
+    def in_queue(self) -> dict[str, str] | None:
+        """The nodes of the jobs of this user that have not ended, by the job; None if Slurm does not answer."""
+        if self.slurm.cluster == "local":
+            return {one.job.job_id: "" for one in self.followed if not one.job.done()}
+        command = ["squeue", "--noheader", "--array", "--me", "--format", "%A %F_%K %N"]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        except (OSError, subprocess.SubprocessError):
+            return None
+        jobs: dict[str, str] = {}
+        for line in answer.splitlines():
+            alone, of_array, *node = line.split()
+            jobs |= dict.fromkeys((alone, of_array), node[0] if node else "")
+        return jobs
+
+    def wait(self) -> None:
+        asked = -math.inf
+        while self.followed:
+            if time.monotonic() - asked >= ASK:
+                asked, left = time.monotonic(), self.in_queue()
+            for one in list(self.followed):
+                if left is not None:
+                    self.place(one, left.get(one.job.job_id))
+                self.report(one)
+            time.sleep(LOOK)
+
+    def place(self, one: Followed, node: str | None) -> None:
+        if node is None:
+            one.left_queue = one.left_queue or time.monotonic()
+            return
+        one.left_queue = None
+        if node and node != one.node:
+            one.node = node
+            for observer in one.observers.values():
+                observer({"event": "placed", "node": node})
+
+    def report(self, one: Followed) -> None:
+        for follower in one.followers.values():
+            follower.report()
+        if (problems := self.outcome(one)) is None:
+            return
+        self.followed.remove(one)
+        for name, observer in one.observers.items():
+            self.problems[name] = problems.get(name, LOST.format(folder=self.folder))
+            observer({"event": "end", "problem": self.problems[name]})
+
+    def outcome(self, one: Followed) -> Problems | None:
+        """What went wrong with the runs of a job that has ended; None while it goes on."""
+        from submitit.core.utils import pickle_load
+
+        paths = one.job.paths
+        if paths.result_pickle.exists():
+            with suppress(EOFError):
+                kind, value = pickle_load(paths.result_pickle)
+                return value if kind == "success" else dict.fromkeys(one.runs, value.strip().splitlines()[-1])
+        if one.left_queue is None or time.monotonic() - one.left_queue < PATIENCE:
+            return None
+        if not paths.stdout.exists() and not paths.stderr.exists():
+            for other in self.followed:
+                other.job.cancel(check=False)
+            raise FlashbackError(NOT_SHARED.format(folder=self.folder))
+        lost = LOST.format(folder=self.folder)
+        return {name: None if is_finished(run.folder) else lost for name, run in one.runs.items()}

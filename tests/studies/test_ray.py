@@ -1,0 +1,209 @@
+"""Runs on a real Ray cluster without a shared folder: their results are those of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from torch import equal
+
+from flashback.engines import folders
+from flashback.engines.folders import Changes, bring
+from flashback.errors import FlashbackError
+from flashback.studies.executors import find_executor
+from flashback.studies.on_ray import Ray
+from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, run_sweep
+from flashback.training import Interrupted
+from flashback.training.trainer import Event, Observer
+from helpers import write_tiny
+
+SLOW_HOST = Path(__file__).with_name("slow_host.py")
+MEGABYTES = 80 << 20  # of an object store
+
+
+class TwoNodes:
+    """A Ray cluster on this machine, whose head runs nothing but the driver's actor."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "object_store_memory": MEGABYTES, "include_dashboard": False},
+        )
+        self.nodes = [self.add_node() for _ in range(2)]
+
+    def add_node(self) -> Any:
+        return self.cluster.add_node(num_cpus=2, object_store_memory=MEGABYTES)
+
+    def lose_node(self) -> None:
+        """A node other than the one that the driver is connected to."""
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        lost = next(node for node in self.nodes if node.node_id != here)
+        self.nodes.remove(lost)
+        self.cluster.remove_node(lost, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TwoNodes]:
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECONDS_PER_STEP", "0.1")  # of the nodes
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        try:
+            two = TwoNodes()
+        except Exception as problem:
+            pytest.skip(f"Ray does not start here: {problem}")
+        patch.delenv("SECONDS_PER_STEP")
+        patch.setenv("RAY_ADDRESS", two.cluster.address)
+        yield two
+        ray.shutdown()
+        two.cluster.shutdown()
+
+
+def made_sweep(folder: Path, seeds: int) -> Sweep:
+    data = write_tiny(folder / "tiny.npz")
+    settings = {
+        "benchmark.sizes": [2, 5],
+        "training.epochs": 3,
+        "training.batch_size": 8,
+        "checkpoint.epochs": 1,
+    }
+    text = f"{{hosts: [slow], benchmarks: ['{data}'], arms: [host], seeds: {list(range(seeds))}, settings: {settings}}}"
+    return parse_sweep(text, "made")
+
+
+def check_equal(one: Path, other: Path, count: int) -> None:
+    """The same results and weights, bit for bit."""
+    results = sorted(path.relative_to(one) for path in one.rglob("results.json"))
+    assert len(results) == count
+    for path in results:
+        assert (one / path).read_bytes() == (other / path).read_bytes()
+        weights = [load_file(*(folder / path.parent / "checkpoint").glob("*.safetensors")) for folder in (one, other)]
+        assert weights[0].keys() == weights[1].keys()
+        assert all(equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+@pytest.mark.slow
+def test_a_lost_node_changes_no_result(cluster: TwoNodes, tmp_path: Path) -> None:
+    from flashback.hosts.external import find_hosts
+
+    find_hosts(SLOW_HOST)
+    sweep = made_sweep(tmp_path, 12)
+    attempts, resumed = Counter[str](), list[str]()
+
+    def watch(outcome: Outcome, name: str) -> Observer:
+        def observe(event: Event) -> None:
+            if event["event"] == "placed":
+                attempts[name] = event["attempt"]
+                config = tmp_path / "ray" / name / "checkpoint"
+                resumed.extend([name] if event["attempt"] > 1 and list(config.glob("*.json")) else [])
+            if event["event"] == "epoch" and event["task"] == 1 and outcome.finished >= 2 and len(cluster.nodes) == 2:
+                cluster.lose_node()
+
+        return observe
+
+    outcome = run_sweep(sweep, tmp_path / "ray", on="ray", device="cpu", host_file=SLOW_HOST, watch=watch)
+    assert (outcome.finished, outcome.failures) == (12, {})
+    assert len(cluster.nodes) == 1
+    assert max(attempts.values()) > 1  # or nothing ran on the node that was lost
+    assert resumed
+    run_sweep(sweep, tmp_path / "local", device="cpu", host_file=SLOW_HOST)
+    check_equal(tmp_path / "local", tmp_path / "ray", 12)
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_started_again_finds_its_runs(cluster: TwoNodes, tmp_path: Path) -> None:
+    """The runs went on meanwhile; none is started twice, and none is lost."""
+    sweep = made_sweep(tmp_path, 3)
+    file = tmp_path / "sweep.yaml"
+    file.write_text(json.dumps({**asdict(sweep.parts[0]), "title": "made"}))
+    command = [sys.executable, "-m", "flashback", "sweep", str(file), "--on", "ray", "--device", "cpu"]
+    options = ["--out", str(tmp_path / "ray"), "--host-file", str(SLOW_HOST)]
+    driver = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "ray").rglob("log.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    driver.kill()
+    driver.wait()
+    assert not list((tmp_path / "ray").rglob("results.json"))
+    attempts = list[int]()
+
+    def watch(outcome: Outcome, name: str) -> Observer:
+        return lambda event: attempts.append(event["attempt"]) if event["event"] == "placed" else None
+
+    outcome = run_sweep(sweep, tmp_path / "ray", on="ray", device="cpu", host_file=SLOW_HOST, watch=watch)
+    assert (outcome.finished, outcome.failures, attempts) == (3, {}, [1, 1, 1])
+    run_sweep(sweep, tmp_path / "local", device="cpu", host_file=SLOW_HOST)
+    check_equal(tmp_path / "local", tmp_path / "ray", 3)
+
+
+@pytest.mark.slow
+def test_an_interrupted_driver_saves_its_runs(cluster: TwoNodes, tmp_path: Path) -> None:
+    sweep = made_sweep(tmp_path, 1)
+
+    def watch(outcome: Outcome, name: str) -> Observer:
+        return lambda event: signal.raise_signal(signal.SIGTERM) if event["event"] == "epoch" else None
+
+    with pytest.raises(Interrupted):
+        run_sweep(sweep, tmp_path / "ray", on=Ray(), device="cpu", host_file=SLOW_HOST, watch=watch)
+    assert list((tmp_path / "ray").rglob("checkpoint/*.json"))
+    assert not list((tmp_path / "ray").rglob("results.json"))
+    run_sweep(sweep, tmp_path / "ray", device="cpu", host_file=SLOW_HOST)  # goes on here
+    run_sweep(sweep, tmp_path / "local", device="cpu", host_file=SLOW_HOST)
+    check_equal(tmp_path / "local", tmp_path / "ray", 1)
+
+
+def test_a_folder_is_brought_so_that_it_can_be_resumed(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "checkpoint").mkdir(parents=True)
+    for name in ("log.jsonl", "checkpoint/000001.json", "checkpoint/000001.safetensors", ".lock", ".a.run.json.part"):
+        (here / name).write_text(name)
+    (here / "link").symlink_to(here / "log.jsonl")
+    changes = Changes(here)
+    files, names = changes.take()
+    bring(there, files, names)
+    assert sorted(names) == ["checkpoint/000001.json", "checkpoint/000001.safetensors", "log.jsonl"]
+    assert {name: (there / name).read_text() for name in names} == {name: name for name in names}
+    assert changes.take()[0] == {}
+    (here / "checkpoint" / "000001.json").rename(here / "checkpoint" / "000002.json")
+    with (here / "log.jsonl").open("a") as log:
+        log.write("more")
+    files, names = changes.take()
+    assert set(files) == {"checkpoint/000002.json", "log.jsonl"}
+    written = list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "write_atomically", lambda path, content: written.append(path.name))
+        bring(there, {**files, "results.json": b"", "checkpoint/000002.safetensors": b""}, names)
+    assert written == ["log.jsonl", "000002.safetensors", "000002.json", "results.json"]
+    assert not (there / "checkpoint" / "000001.json").exists()
+    with pytest.raises(FlashbackError, match="no path inside"):
+        bring(there, {"../outside": b""})
+
+
+def test_without_ray_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        FlashbackError, match=r"need the package ray; install it with pip install 'flashback-cl\[ray\]'"
+    ):
+        find_executor("ray", None)
+
+
+@pytest.mark.parametrize("per_run", [{"gpu": 1}, {"gpus": "all"}, {"cpus": -1}, {"memory": True}])
+def test_resources_that_make_no_sense_are_refused(per_run: dict[str, Any]) -> None:
+    with pytest.raises(FlashbackError, match="--per-run"):
+        find_executor("ray", None, per_run)

@@ -1,0 +1,219 @@
+"""Runs as jobs of Slurm: a real one where it can be started, and submitit's stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_server import reason_not_to_start, slurm
+from test_ray import SLOW_HOST, check_equal, made_sweep
+
+from flashback.errors import FlashbackError
+from flashback.studies import on_slurm
+from flashback.studies.executors import find_executor
+from flashback.studies.jobs import Job, RunContext, is_finished
+from flashback.studies.on_slurm import FOLDER, JOBS, OnNode, Queue, Slurm, minutes
+from flashback.studies.sweeps import Outcome, parse_sweep, plan, run_sweep
+from flashback.training import Interrupted
+from flashback.training.environment import source_digest
+from flashback.training.trainer import Event, Observer
+
+QUICK: dict[str, Any] = {"training.epochs": 1, "training.batch_size": 100, "benchmark.tasks": 2}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a real Slurm."""
+    pytest.importorskip("submitit")
+    if reason := reason_not_to_start():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("slurm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        with slurm(folder):
+            yield folder
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_slurm, "LOOK", 0.1)
+    monkeypatch.setattr(on_slurm, "ASK", 0.5)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+
+@pytest.mark.slow
+def test_a_preempted_job_changes_no_result(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, disturbed, nodes = made_sweep(tmp_path, 4), list[str](), set[str]()
+    monkeypatch.setenv("SECONDS_PER_STEP", "0.05")
+
+    def watch(outcome: Outcome, name: str) -> Observer:
+        def observe(event: Event) -> None:
+            if event["event"] == "placed":
+                nodes.add(event["node"])
+            if event["event"] == "epoch" and not disturbed:  # all four cores are taken: one job has to give way
+                disturbed.append(name)
+                subprocess.run(["sbatch", "--partition=high", "--output=/dev/null", "--wrap=sleep 1"], check=True)
+            if event["event"] == "end":  # Slurm lets a requeued job wait for two minutes
+                queue = subprocess.run(["squeue", "-h", "-t", "PENDING", "-o", "%A"], capture_output=True, text=True)
+                for waiting in queue.stdout.split():
+                    subprocess.run(["scontrol", "update", f"JobId={waiting}", "StartTime=now"], check=False)
+
+        return observe
+
+    options = {"partition": "low", "time": "0:30:00"}
+    outcome = run_sweep(sweep, tmp_path / "slurm", on=Slurm(options), device="cpu", host_file=SLOW_HOST, watch=watch)
+    assert (outcome.finished, outcome.failures) == (4, {})
+    assert "preempted" in (server / "slurmctld.log").read_text()
+    assert len(nodes) == 1
+    assert not (tmp_path / "slurm" / FOLDER).exists()
+    monkeypatch.delenv("SECONDS_PER_STEP")
+    run_sweep(sweep, tmp_path / "local", device="cpu", host_file=SLOW_HOST)
+    check_equal(tmp_path / "local", tmp_path / "slurm", 4)
+
+
+def test_the_signal_of_slurm_saves_first_and_requeues_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a run trains, and also before it has begun."""
+    context = RunContext(None, "cpu", None)
+    sweep = parse_sweep(f"{{hosts: [finetune], arms: [host], settings: {QUICK}}}", "made")
+    (job,) = plan(sweep, tmp_path, context)
+    requeued: list[bool] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)}
+    after_task: list[str] = []
+
+    def attempt_interrupted(*given: Any) -> None:
+        def observe(event: Event) -> None:
+            if event["event"] == "evaluation" and not after_task:
+                after_task.append("signalled")
+                signal.raise_signal(signal.SIGUSR2)
+
+        real(*given[:-1], observe)
+
+    real = on_slurm.attempt_on_node
+    try:
+        for attempt in (attempt_interrupted, lambda *_: signal.raise_signal(signal.SIGUSR2)):
+            signal.signal(signal.SIGUSR2, lambda *_: requeued.append(any((job.folder / "checkpoint").glob("*.json"))))
+            monkeypatch.setattr(on_slurm, "attempt_on_node", attempt)
+            with pytest.raises(SystemExit):
+                OnNode([job], source_digest())()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert requeued == [True, True]
+    assert not is_finished(job)
+    monkeypatch.setattr(on_slurm, "attempt_on_node", real)
+    assert OnNode([job], source_digest())() == {job.name: None}
+    assert is_finished(job)
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_started_again_finds_its_jobs(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = made_sweep(tmp_path, 2)
+    monkeypatch.setenv("SECONDS_PER_STEP", "0.05")
+
+    def watch(outcome: Outcome, name: str) -> Observer:
+        def observe(event: Event) -> None:
+            if event["event"] == "epoch":
+                raise KeyboardInterrupt
+
+        return observe
+
+    with pytest.raises(Interrupted, match="stay in the queue"):
+        run_sweep(sweep, tmp_path / "slurm", on=Slurm(), device="cpu", host_file=SLOW_HOST, watch=watch)
+    first = json.loads((tmp_path / "slurm" / FOLDER / JOBS).read_text())
+    seen: list[Any] = []
+    follow = Queue.follow
+    monkeypatch.setattr(Queue, "follow", lambda self, job, runs: (seen.append(job.job_id), follow(self, job, runs)))
+    outcome = run_sweep(sweep, tmp_path / "slurm", on=Slurm(), device="cpu", host_file=SLOW_HOST)
+    assert (outcome.finished, sorted(seen)) == (2, sorted(first.values()))
+
+
+@pytest.mark.slow
+def test_a_run_is_saved_and_requeued_on_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before the time limit of a job, with submitit's local jobs."""
+    pytest.importorskip("submitit")
+    sweep, signalled = made_sweep(tmp_path, 1), list[str]()
+    monkeypatch.setenv("SECONDS_PER_STEP", "0.05")
+    jobs: list[Any] = []
+    follow = Queue.follow
+    monkeypatch.setattr(Queue, "follow", lambda self, job, runs: (jobs.append(job), follow(self, job, runs)))
+
+    def watch(outcome: Outcome, name: str) -> Observer:
+        def observe(event: Event) -> None:
+            if event["event"] == "epoch" and not signalled:
+                signalled.append(name)
+                tasks = subprocess.run(["pgrep", "-P", jobs[0].job_id], capture_output=True, text=True).stdout.split()
+                subprocess.run(["kill", "-USR2", *tasks], check=True)
+
+        return observe
+
+    run_slurm = {"on": Slurm(cluster="local"), "device": "cpu", "host_file": SLOW_HOST}
+    monkeypatch.setattr(on_slurm.shutil, "rmtree", lambda *_, **__: None)  # keep what submitit has logged
+    outcome = run_sweep(sweep, tmp_path / "slurm", watch=watch, **run_slurm)
+    assert (outcome.finished, outcome.failures) == (1, {})
+    (log,) = (tmp_path / "slurm" / FOLDER).glob("*_log.out")
+    assert "Requeued job" in log.read_text()
+    monkeypatch.delenv("SECONDS_PER_STEP")
+    run_sweep(sweep, tmp_path / "local", device="cpu", host_file=SLOW_HOST)
+    check_equal(tmp_path / "local", tmp_path / "slurm", 1)
+
+
+def test_a_folder_that_is_not_shared_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that has left the queue without a trace; the others are cancelled."""
+    pytest.importorskip("submitit")
+    from submitit.core.utils import JobPaths
+
+    cancelled: list[str] = []
+
+    class Vanished:
+        def __init__(self, identity: str) -> None:
+            self.job_id, self.paths = identity, JobPaths(tmp_path, identity, 0)
+
+        def cancel(self, check: bool) -> None:
+            cancelled.append(self.job_id)
+
+    monkeypatch.setattr(on_slurm, "PATIENCE", 0.0)
+    queue = Queue(Slurm(), tmp_path, lambda name: lambda event: None)
+    job = Job("host", 0, {}, tmp_path / "run", RunContext(None, "cpu", None), "one")
+    queue.follow(Vanished("7"), [job])
+    queue.follow(Vanished("8"), [job])
+    monkeypatch.setattr(queue, "in_queue", lambda: {"8": "node1"})
+    with pytest.raises(FlashbackError, match="disk that all nodes share"):
+        queue.wait()
+    assert "8" in cancelled
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("240", 240), (30, 30), ("10:30", 11), ("4:00:00", 240), ("1-2", 1560), ("1-0:30:00", 1470)]
+)
+def test_time_limits_are_read_as_slurm_reads_them(limit: Any, expected: int) -> None:
+    assert minutes(limit) == expected
+
+
+def test_options_for_another_place_are_refused() -> None:
+    with pytest.raises(FlashbackError, match="--slurm is for --on slurm"):
+        find_executor("local", None, slurm={"partition": "gpu"})
+    with pytest.raises(FlashbackError, match="a time limit"):
+        minutes("soon")
+
+
+def test_runs_that_take_a_part_of_a_gpu_share_a_job() -> None:
+    assert [Slurm(gpus=gpus).runs_of_a_job() for gpus in (0, 0.25, 0.5, 1, 2)] == [1, 4, 2, 1, 1]
+    assert Slurm(gpus=0.5).device("auto") == "cuda"
+    assert Slurm({"gres": "gpu:1"}).device("auto") == "cuda"
+    assert Slurm().device("auto") == "cpu"
+
+
+def test_without_submitit_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(FlashbackError, match=r"install it with pip install 'flashback-cl\[slurm\]'"):
+        find_executor("slurm", None)
