@@ -7,6 +7,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmdPort={next_port}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={munge}/socket
 SlurmUser=root
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
@@ -55,13 +56,12 @@ def reason_not_to_start() -> str:
 @contextmanager
 def slurm(folder: Path, port: int = 16817) -> Iterator[None]:
     """Start the daemons, and stop them in the end; SLURM_CONF has to name `folder`/slurm.conf."""
-    munge = folder / "munge"
-    for each in (munge, folder / "state", folder / "spool"):
-        each.mkdir(parents=True)
+    for name in ("state", "spool"):
+        (folder / name).mkdir(parents=True)
+    munge = Path(tempfile.mkdtemp(prefix="flashback-munge-"))  # where the user munge can get
+    munge.chmod(0o755)
     shutil.chown(munge, "munge", "munge")
-    for parent in (munge, *munge.parents):  # the user munge has to get there
-        parent.chmod(parent.stat().st_mode | 0o055)
-    values = {"host": platform.node(), "port": port, "next_port": port + 1, "folder": folder}
+    values = {"host": platform.node(), "port": port, "next_port": port + 1, "folder": folder, "munge": munge}
     (folder / "slurm.conf").write_text(CONFIG.format(**values))
     names = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     files = [f"--{option}={munge / name}" for option, name in names.items()]
@@ -80,3 +80,4 @@ def slurm(folder: Path, port: int = 16817) -> Iterator[None]:
         for pid in pids:
             with suppress(OSError, ValueError):
                 os.kill(int(pid.read_text()), signal.SIGTERM)
+        shutil.rmtree(munge, ignore_errors=True)

@@ -154,10 +154,15 @@ def test_a_driver_that_is_started_again_finds_its_runs(cluster: TwoNodes, tmp_pa
 
 @pytest.mark.slow
 def test_an_interrupted_driver_saves_its_runs(cluster: TwoNodes, tmp_path: Path) -> None:
-    sweep = made_sweep(tmp_path, 1)
+    sweep, stopped = made_sweep(tmp_path, 1), list[bool]()
 
     def watch(outcome: Outcome, name: str) -> Observer:
-        return lambda event: signal.raise_signal(signal.SIGTERM) if event["event"] == "epoch" else None
+        def observe(event: Event) -> None:
+            if event["event"] == "epoch" and not stopped:
+                stopped.append(True)
+                signal.raise_signal(signal.SIGTERM)
+
+        return observe
 
     with pytest.raises(Interrupted):
         run_sweep(sweep, tmp_path / "ray", on=Ray(), device="cpu", host_file=SLOW_HOST, watch=watch)
@@ -188,7 +193,7 @@ def test_a_folder_is_brought_so_that_it_can_be_resumed(tmp_path: Path) -> None:
     written = list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folders, "write_atomically", lambda path, content: written.append(path.name))
-        bring(there, {**files, "results.json": b"", "checkpoint/000002.safetensors": b""}, names)
+        bring(there, {**files, "results.json": b"", "checkpoint/000002.safetensors": b""}, names, lasting=True)
     assert written == ["log.jsonl", "000002.safetensors", "000002.json", "results.json"]
     assert not (there / "checkpoint" / "000001.json").exists()
     with pytest.raises(FlashbackError, match="no path inside"):

@@ -18,7 +18,7 @@ from flashback.cli import main
 from flashback.config import to_dict
 from flashback.errors import FlashbackError
 from flashback.reports import read_report
-from flashback.studies import tuning
+from flashback.studies import jobs
 from flashback.studies.tuning import tune
 from flashback.training import Interrupted
 from flashback.training.building import open_benchmark
@@ -47,7 +47,7 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             seen.append(config)
         write_record(config, out, 90 - 10 * abs(tried.alpha - 0.1) - tried.epochs if tried.enabled else 88.5)
 
-    monkeypatch.setattr(tuning, "run", run)
+    monkeypatch.setattr(jobs, "run", run)
     return seen
 
 
@@ -124,7 +124,7 @@ def test_a_choice_that_does_not_reach_the_host_is_no_gain(
         accuracy = 40.0 if config.flashback.enabled else 45.0
         (out / "results.json").write_text(json.dumps({"class_incremental": {"average_accuracy": accuracy}}))
 
-    monkeypatch.setattr(tuning, "run", run)
+    monkeypatch.setattr(jobs, "run", run)
     with pytest.raises(SystemExit):
         main(["tune", "icarl", "--out", str(tmp_path), "--trials", "1"])
     said = " ".join(capsys.readouterr().out.split())
@@ -184,7 +184,7 @@ def test_an_interrupted_study_equals_one_that_was_not(
     whole = tune("icarl", out=tmp_path / "whole", trials=7, settings=SETTINGS)
     tried = [config.flashback for config in fake_runs]
     fake_runs.clear()
-    working, started = tuning.run, 0
+    working, started = jobs.run, 0
 
     def interrupted(config: Any, **options: Any) -> None:
         nonlocal started
@@ -193,7 +193,7 @@ def test_an_interrupted_study_equals_one_that_was_not(
             raise Interrupted
         working(config, **options)
 
-    monkeypatch.setattr(tuning, "run", interrupted)
+    monkeypatch.setattr(jobs, "run", interrupted)
     result = None
     while result is None:
         with suppress(Interrupted):
@@ -277,7 +277,7 @@ def runs_of_the_host(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(config)
         write_record(config, out, 80 - 10 * abs(config.training.lr - 0.3) + config.training.batch_size / 100)
 
-    monkeypatch.setattr(tuning, "run", run)
+    monkeypatch.setattr(jobs, "run", run)
     return seen
 
 

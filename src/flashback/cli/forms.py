@@ -32,6 +32,9 @@ def frontier(
     seed_list: Annotated[str | None, Option(help="Or the seeds themselves: 123,246,369.")] = None,
     out: opt.Out = None,
     jobs: opt.Jobs = None,
+    on: opt.On = "local",
+    per_run: opt.PerRun = None,
+    slurm: opt.Slurm = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
     recipe: opt.Recipe = None,
@@ -64,7 +67,8 @@ def frontier(
     }
     chosen["weights"] = parse_weights(weights) if weights is not None else WEIGHTS
     chosen["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
-    place: dict[str, Any] = {"jobs": jobs, "data": data, "device": device, "host_file": host_file}
+    place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file}
+    place["on"] = opt.choose_executor(on, jobs, per_run, slurm)
     with ProgressView(several=True) as view:
         traced = trace_frontier(host, benchmark, out=folder, track=track or [], watch=view.watch, **chosen, **place)
     table = frontier_table(traced)

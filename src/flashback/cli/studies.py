@@ -207,10 +207,19 @@ def tune(
     budget: Annotated[
         float | None, Option(help="With --forms: what all runs may cost, in full runs; default: 20.")
     ] = None,
-    jobs: Annotated[int | None, Option(help="With --forms: how many runs train at a time.")] = None,
     trials: Annotated[int | None, Option(help="How many choices to try, finished ones included; default: 8.")] = None,
     seed: Annotated[int, Option(help="Decides all randomness.")] = 0,
     recipe: opt.Recipe = None,
+    jobs: Annotated[int | None, Option(help="How many runs train at a time; default: 1, elsewhere 8.")] = None,
+    on: opt.On = "local",
+    per_run: opt.PerRun = None,
+    slurm: opt.Slurm = None,
+    storage: Annotated[
+        str | None,
+        Option(
+            metavar="WHERE", help="Share the search with others: postgresql+psycopg://USER@HOST/NAME or journal:FILE."
+        ),
+    ] = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
     host_file: opt.HostFile = None,
@@ -235,12 +244,15 @@ def tune(
     out = out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}"
     chosen: dict[str, Any] = {"settings": opt.parse_settings(settings)}
     place: dict[str, Any] = {"out": out, "data": data, "device": device, "host_file": host_file}
+    place["on"] = opt.choose_executor(on, jobs, per_run, slurm)
     if forms:
         require(trials is None and not over, "--trials and --over do not go with --forms, which has a --budget")
-        chosen |= {"forms": form or [], "budget": DEFAULT_BUDGET if budget is None else budget, "jobs": jobs}
+        require(storage is None, "--storage does not go with --forms, which draws nothing at random")
+        chosen |= {"forms": form or [], "budget": DEFAULT_BUDGET if budget is None else budget}
         return choose(host, benchmark, seed=seed, recipe=recipe, **chosen, **place)
-    require(not form and budget is None and jobs is None, "--form, --budget and --jobs need --forms")
+    require(not form and budget is None, "--form and --budget need --forms")
     chosen["over"], trials = dict(map(parse_values, over or [])), DEFAULT_TRIALS if trials is None else trials
+    place["storage"] = storage
     with ProgressView(several=True) as view:
         best = fb.tune(host, benchmark, trials=trials, seed=seed, recipe=recipe, watch=view.watch, **chosen, **place)
     rows = [[*(value_in_words(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}"] for trial in best.trials]

@@ -48,12 +48,19 @@ class Changes:
         return changed, list(now)
 
 
-def bring(folder: Path, files: Mapping[str, bytes], names: Iterable[str] | None = None) -> None:
-    """Write files into a run folder, and remove the checkpoints that are not among `names`."""
+def bring(folder: Path, files: Mapping[str, bytes], names: Iterable[str] | None = None, lasting: bool = False) -> None:
+    """Write files into a run folder, and remove the checkpoints that are not among `names`.
+
+    Only a folder that is `lasting` has to survive a power cut, which takes its time.
+    """
+    make_folder(folder)
     for name in sorted(files, key=rank):
         path = folder / inside(name)
         make_folder(path.parent)
-        write_atomically(path, files[name])
+        if lasting:
+            write_atomically(path, files[name])
+        else:
+            path.write_bytes(files[name])
     if names is not None:
         kept = set(names)
         for path in (folder / CHECKPOINT).rglob("*"):

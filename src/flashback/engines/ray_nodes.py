@@ -60,6 +60,7 @@ class Collector:
         self.root = Path(tempfile.mkdtemp(prefix="flashback-ray-"))
         self.entries: dict[str, Entry] = {}
         self.bundles: dict[str, Any] = {}
+        self.train: Any = ray.remote(train)  # once, as it is sent to every worker
 
     def has_bundle(self, digest: str) -> bool:
         return digest in self.bundles
@@ -82,7 +83,7 @@ class Collector:
         bring(self.folder(name), files)
         entry = self.entries[name] = Entry(config, Changes(self.folder(name), known=True))
         here, bundle = ray.get_runtime_context().current_actor, self.bundles[digest]
-        task = ray.remote(train).options(max_retries=RETRIES, name=name, **options)
+        task = self.train.options(max_retries=RETRIES, name=name, **options)
         entry.task = task.remote(here, name, payload, digest, [bundle])  # in a list it is fetched only if needed
 
     def folder(self, name: str) -> Path:

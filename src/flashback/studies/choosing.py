@@ -22,8 +22,9 @@ from flashback.records import dotted, is_begun
 from flashback.records.terms import FLASHBACK, HOST
 from flashback.results.naming import setting_in_words
 from flashback.studies.comparison import read_finished
+from flashback.studies.executors import find_executor
 from flashback.studies.forms import FLASHBACK_KEYS, PHASE_1_EPOCHS, Form, catalogue, of_recipe, parse_form, variants
-from flashback.studies.jobs import Job, RunContext, is_finished, run_jobs
+from flashback.studies.jobs import Executor, Job, RunContext, is_finished, run_jobs
 from flashback.studies.sweeps import label
 from flashback.studies.tuning import HELD_OUT, VALIDATION, write_recipe
 from flashback.training.building import build_method, open_benchmark
@@ -121,11 +122,11 @@ def choose_form(
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
     jobs: int | None = None,
+    on: str | Executor = "local",
     data: str | Path | None = None,
     device: str | torch.device = "auto",
     host_file: HostFiles = None,
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
-    **options: Any,
 ) -> Chosen:
     """Choose among the host alone, its controls and forms of flashback, by average accuracy on a validation split.
 
@@ -146,11 +147,11 @@ def choose_form(
         recipe: "controlled", or a recipe file of that kind or of the kind "improved".
         settings: Settings by dotted key that are not chosen; they win over the recipe.
         jobs: How many runs train at a time, as for `compare`.
+        on: Where runs train, as for `compare`.
         data: The folder the data sets are in; by default the cache folder.
         device: "auto", "cpu" or "cuda".
         host_file: A file, or several, that register hosts or nets.
         watch: Gives the observer of a run by its name.
-        options: Further options of `run_jobs`.
 
     Returns:
         The choice, all trials, and the path of the recipe file.
@@ -164,7 +165,8 @@ def choose_form(
     require(not of_flashback, f"forms choose {', '.join(of_flashback)}; take it out of the settings, or name a form")
     check_kind(host, str(benchmark), recipe)
     require(not is_begun(folder), f"{folder} holds a run; {ANOTHER_FOLDER}")
-    context = RunContext.of(data, device, host_file)
+    executor = find_executor(on, jobs)
+    context = RunContext.of(data, device, host_file, executor=executor)
 
     def configured(form: Form, epochs: int | None = None, at: int = seed, recipes: bool = False) -> RunConfig:
         values = {HELD_OUT: VALIDATION, **(of_recipe(given) if recipes else given)}
@@ -191,7 +193,7 @@ def choose_form(
                 title = f"{form.name}, {epochs} epochs, seed {number}"
                 planned[form.name, number] = Job(arm, number, to_dict(config), path, context, title)
         missing = [job for job in planned.values() if not is_finished(job)]
-        failures = run_jobs(missing, jobs, watch, folder, **options)
+        failures = run_jobs(missing, executor, watch, folder)
 
         def accuracy(job: Job) -> float | None:
             return None if job.name in failures else read_finished(job.folder).metric()

@@ -17,8 +17,9 @@ from flashback.records.terms import FLASHBACK, HOST, SETTINGS
 from flashback.results import Run
 from flashback.results.frontier import FRONTIER, WEIGHT, Curve, Frontier
 from flashback.studies.comparison import chosen_seeds, read_finished
+from flashback.studies.executors import find_executor
 from flashback.studies.forms import Form, of_recipe, parse_form
-from flashback.studies.jobs import Job, RunContext, is_finished
+from flashback.studies.jobs import Executor, Job, RunContext, is_finished
 from flashback.studies.sweeps import Part, Sweep, plan, run_sweep
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
@@ -38,12 +39,12 @@ def trace_frontier(
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
     jobs: int | None = None,
+    on: str | Executor = "local",
     data: str | Path | None = None,
     device: str | torch.device = "auto",
     host_file: HostFiles = None,
     track: Sequence[str] = (),
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
-    **options: Any,
 ) -> Frontier:
     """Train a host alone and in other forms with several weights of its stability loss, and compare the curves by seed.
 
@@ -60,12 +61,12 @@ def trace_frontier(
         recipe: The kind of recipe, or the path of a recipe file.
         settings: Settings by dotted key, for all runs; they win over the recipe.
         jobs: How many runs train at a time, as for `compare`.
+        on: Where runs train, as for `compare`.
         data: The folder the data sets are in; by default the cache folder.
         device: "auto", "cpu" or "cuda".
         host_file: A file, or several, that register hosts or nets.
         track: Trackers: "tensorboard", "wandb", "mlflow".
         watch: Gives the observer of a run by its name.
-        options: Further options of `run_sweep`.
 
     Returns:
         The curves of all forms. Runs that failed are in its `failures`.
@@ -78,7 +79,8 @@ def trace_frontier(
     weights = [float(weight) for weight in weights]
     require(len(set(weights)) == len(weights) > 1, "a frontier needs two or more different weights (--weights)")
     require(not is_begun(folder), f"{folder} holds a run; {ANOTHER_FOLDER}")
-    context = RunContext.of(data, device, host_file, track)
+    executor = find_executor(on, jobs)
+    context = RunContext.of(data, device, host_file, track, executor)
     bare = {key: value for key, value in given.items() if not key.startswith("flashback.")}
     base, origin = (
         configure(host, benchmark, flashback=False, recipe=recipe, settings=values, data=data)
@@ -100,8 +102,8 @@ def trace_frontier(
     check_parts(parts, folder, context)
     sweep = Sweep(f"frontier of {host}", tuple(parts))
     outcome = run_sweep(
-        sweep, folder, jobs=jobs, data=data, device=device, host_file=host_file, track=track,
-        watch=lambda _, name: watch(name), **options,
+        sweep, folder, on=executor, data=data, device=device, host_file=host_file, track=track,
+        watch=lambda _, name: watch(name),
     )  # fmt: skip
     curves = [
         curve_of(form, plan(Sweep("", (part,)), folder, context), sorted(weights), seeds)

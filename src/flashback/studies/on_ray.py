@@ -216,7 +216,7 @@ class Driver:
                 placed.attempt = news.attempt
                 placed.folder.name_holder(news.node)
                 placed.observer({"event": "placed", "node": news.node, "attempt": news.attempt})
-            bring(placed.job.folder, news.files, news.names)
+            bring(placed.job.folder, news.files, news.names, lasting=True)
             placed.follower.report()
             if news.ended:
                 placed.lock.close()

@@ -14,17 +14,21 @@ import yaml
 from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, require
 from flashback.files import ANOTHER_FOLDER, refuse_special, write_atomically
-from flashback.hosts.external import HostFiles, find_hosts
+from flashback.hosts.external import HostFiles
 from flashback.recipes import Recipe, check_free, configure
 from flashback.recipes.resolving import is_recipe_file, recipe_from_file
-from flashback.records import dotted, is_begun, read_record
+from flashback.records import RunFolder, dotted, is_begun, read_record
+from flashback.studies.executors import find_executor
+from flashback.studies.jobs import Executor, Job, Local, RunContext, is_finished, run_all
+from flashback.studies.shared_study import SharedStudy
 from flashback.studies.sweeps import label
 from flashback.training.first_task_cache import SHARED
-from flashback.training.running import finished_run, run
+from flashback.training.running import run_digest
 from flashback.training.trainer import Observer
 
 VALIDATION = 0.1  # of the training images of every class
 ALPHAS = (0.001, 0.01, 0.1, 1.0)
+AT_A_TIME = 8  # choices that are tried at a time on other machines
 CHECKED = 500  # combinations, a millisecond each
 HELD_OUT = "benchmark.validation"
 FLASHBACK = "flashback."
@@ -56,6 +60,9 @@ def tune(
     seed: int = 0,
     recipe: str = "controlled",
     settings: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    on: str | Executor = "local",
+    storage: str | None = None,
     data: str | Path | None = None,
     device: str | torch.device = "auto",
     host_file: HostFiles = None,
@@ -77,6 +84,11 @@ def tune(
         recipe: "controlled", "anchor", "as-published", "improved", "defaults" or the path of a recipe
             file.
         settings: Settings by dotted key that are not chosen; they win over the recipe.
+        jobs: How many choices are tried at a time; by default one on this machine, and eight elsewhere. Which choices
+            are tried depends on it.
+        on: Where runs train, as for `compare`.
+        storage: Where several calls, each with a folder of its own, share the search: the address of a PostgreSQL
+            database, or "journal:FILE" on a disk they share.
         data: The folder the data sets are in; by default the cache folder.
         device: "auto", "cpu" or "cuda".
         host_file: A file, or several, that register hosts or nets.
@@ -93,7 +105,9 @@ def tune(
     require(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
     given, folder = dotted(settings or {}), Path(out)
     check_free(given, "tuning")
-    find_hosts(host_file)
+    executor = find_executor(on, jobs)
+    at_a_time = getattr(executor, "jobs", None) or (1 if isinstance(executor, Local) else AT_A_TIME)
+    context = RunContext.of(data, device, host_file, executor=executor)
     bare = {key: value for key, value in given.items() if not key.startswith(FLASHBACK)}
 
     def configured(choice: Choice, flashback: bool) -> RunConfig:
@@ -108,20 +122,33 @@ def tune(
     space = as_configured(space, lambda choice: configured(choice, with_flashback))
     require(not is_begun(folder) or (folder / OLD_STUDY).exists(), f"{folder} holds a run; {ANOTHER_FOLDER}")
 
-    def accuracy_of(config: RunConfig, name: str) -> float:
-        path = folder / name
-        refuse_special(path)
-        if finished_run(path, to_dict(config), data=data) is None:
-            run(config, out=path, data=data, device=device, observers=[watch(name)], first_tasks=folder / SHARED)
-        return float(read_record(path).results["class_incremental"]["average_accuracy"])
+    def accuracies_of(configs: Mapping[str, RunConfig]) -> list[float]:
+        planned = [
+            Job("", seed, to_dict(config), folder / name, context, name, folder / SHARED)
+            for name, config in configs.items()
+        ]
+        for job in planned:
+            refuse_special(job.folder)
+        failures = run_all([job for job in planned if not is_finished(job)], executor, watch, folder)
+        require(not failures, "; ".join(f"{name}: {problem}" for name, problem in failures.items()))
+        records = [read_record(job.folder).results["class_incremental"] for job in planned]
+        return [float(record["average_accuracy"]) for record in records]
 
-    host_accuracy = accuracy_of(alone, "host")
+    def try_choices(choices: Sequence[Choice]) -> list[float]:
+        configs = [configured(choice, with_flashback) for choice in choices]
+        new = {label(choice): config for choice, config in zip(choices, configs, strict=True) if config != alone}
+        measured = dict(zip(new, accuracies_of(new), strict=True))
+        return [measured.get(label(choice), host_accuracy) for choice in choices]
 
-    def try_choice(choice: Choice) -> float:
-        config = configured(choice, with_flashback)
-        return host_accuracy if config == alone else accuracy_of(config, label(choice))
-
-    ranked = sorted(search(optuna, space, try_choice, trials, seed), key=lambda trial: -trial[1])
+    (host_accuracy,) = accuracies_of({"host": alone})
+    if storage is None:
+        tried = search(optuna, space, try_choices, trials, seed, at_a_time)
+    else:
+        identity = [run_digest(alone, ""), given, {key: list(values) for key, values in space.items()}]
+        with RunFolder(folder).lock():
+            study = SharedStudy(optuna, storage, identity, folder, seed)
+            tried = study.search(space, suggested, try_choices, trials, at_a_time)
+    ranked = sorted(tried, key=lambda trial: -trial[1])
     shutil.rmtree(folder / SHARED, ignore_errors=True)
     best, accuracy = ranked[0]
     sources = {
@@ -134,24 +161,46 @@ def tune(
     return Tuned(best, accuracy, all_tried, path, host_accuracy, with_flashback)
 
 
-def search(optuna: Any, space: Space, try_choice: Callable[[Choice], float], trials: int, seed: int) -> Trials:
+def search(
+    optuna: Any,
+    space: Space,
+    try_choices: Callable[[Sequence[Choice]], Sequence[float]],
+    trials: int,
+    seed: int,
+    at_a_time: int = 1,
+) -> Trials:
     """Try different choices until there are `trials` of them, or all there are; returns each with its accuracy.
 
     The runs on disk are the study: repeating the search over them leads to the choice at which it was interrupted.
+    Choices are asked for and told in batches, so the search does not depend on which run of a batch ends first.
     """
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    left = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=at_a_time > 1)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    left: list[Choice] = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
     tried: Trials = []
     while left and len(tried) < trials:
-        trial = study.ask()
-        choice = {key: suggested(trial, key, values) for key, values in space.items()}
-        if choice in left:
-            left.remove(choice)
-            tried.append((choice, try_choice(choice)))
-        else:  # the sampler came back to a choice: it would do so again and again
-            study.enqueue_trial(random.Random(trial.number + 1).choice(left))
-        study.tell(trial, next(accuracy for earlier, accuracy in tried if earlier == choice))
+        batch: list[Choice] = []
+        asked: list[tuple[Any, Choice]] = []
+        while left and len(batch) < min(at_a_time, trials - len(tried)):
+            trial = study.ask()
+            choice: Choice = {key: suggested(trial, key, values) for key, values in space.items()}
+            if choice in left:
+                left.remove(choice)
+                batch.append(choice)
+            else:  # the sampler came back to a choice: it would do so again and again
+                study.enqueue_trial(random.Random(trial.number + 1).choice(left))
+            if choice in batch:
+                asked.append((trial, choice))
+            else:
+                study.tell(trial, accuracy_in(tried, choice))
+        tried += zip(batch, try_choices(batch), strict=True)
+        for trial, choice in asked:
+            study.tell(trial, accuracy_in(tried, choice))
     return tried
+
+
+def accuracy_in(tried: Trials, choice: Choice) -> float:
+    return next(accuracy for earlier, accuracy in tried if earlier == choice)
 
 
 def check_space(space: Space, settings: Mapping[str, Any]) -> bool:

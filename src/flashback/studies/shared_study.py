@@ -1,0 +1,139 @@
+"""A search that several drivers share through a database or a journal file, each with a folder of its own.
+
+The driver that asked for a choice first, by the number of its trial, has it; later trials of the choice are given back.
+"""
+
+import platform
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from flashback.errors import FlashbackError, require, warn_once
+from flashback.training.checkpoints import digest_of
+
+JOURNAL = "journal:"
+SETTLE = 10.0  # seconds in which another driver writes all values of a choice it has asked for
+Choice = Mapping[str, Any]
+
+
+def open_storage(optuna: Any, storage: str) -> Any:
+    """PostgreSQL, or another database that Optuna knows, by its address; or `journal:FILE`.
+
+    Raises:
+        FlashbackError: The storage cannot be opened, or is one that loses trials.
+    """
+    require(
+        not storage.startswith("sqlite"),
+        "SQLite loses trials on shared disks; use journal:FILE or postgresql+psycopg://USER@HOST/NAME",
+    )
+    try:
+        if storage.startswith(JOURNAL):
+            journal = optuna.storages.journal
+            path = str(Path(storage.removeprefix(JOURNAL)).expanduser())
+            backend = journal.JournalFileBackend(path, lock_obj=journal.JournalFileOpenLock(path))
+            return optuna.storages.JournalStorage(backend)
+        return optuna.storages.RDBStorage(storage, engine_kwargs={"pool_pre_ping": True})
+    except ImportError:
+        driver = "the Python package of the database; for PostgreSQL: pip install 'psycopg[binary]'"
+        raise FlashbackError(
+            f"the storage {storage} needs {driver}, and postgresql+psycopg:// in the address"
+        ) from None
+    except Exception as problem:  # of any database driver
+        reason = " ".join(str(problem).split())
+        raise FlashbackError(f"the storage {storage} cannot be opened ({reason[:300]})") from None
+
+
+class SharedStudy:
+    """The trials of all drivers that tune the same thing over the same values."""
+
+    def __init__(self, optuna: Any, storage: str, identity: Any, folder: Path, seed: int) -> None:
+        self.optuna = optuna
+        self.driver = f"{platform.node()}:{folder.resolve()}"
+        own_seed = int(digest_of([seed, self.driver])[:8], 16)  # so that drivers do not begin with the same choices
+        self.study = optuna.create_study(
+            study_name=f"flashback-{digest_of(identity)[:16]}",
+            storage=open_storage(optuna, storage),
+            direction="maximize",
+            sampler=optuna.samplers.TPESampler(seed=own_seed, constant_liar=True),
+            load_if_exists=True,
+        )
+
+    def claimed(self, before: int | None = None) -> dict[int, Any]:
+        """The trials that have a choice of their own, by number, or those of a lower number."""
+        states = (self.optuna.trial.TrialState.RUNNING, self.optuna.trial.TrialState.COMPLETE)
+        first: dict[str, Any] = {}
+        for trial in sorted(self.study.get_trials(deepcopy=False, states=states), key=lambda trial: trial.number):
+            if "driver" in trial.user_attrs and (before is None or trial.number < before):
+                first.setdefault(digest_of(trial.params), trial)
+        return {trial.number: trial for trial in first.values()}
+
+    def wait_until_settled(self, number: int) -> None:
+        """Wait until every earlier trial has its whole choice, so that each driver comes to the same answer."""
+        running, deadline = (self.optuna.trial.TrialState.RUNNING,), time.monotonic() + SETTLE
+        while any(
+            trial.number < number and "driver" not in trial.user_attrs
+            for trial in self.study.get_trials(deepcopy=False, states=running)
+        ):
+            if time.monotonic() > deadline:  # its driver has died
+                return
+            time.sleep(0.05)
+
+    def claim(
+        self, space: Mapping[str, Sequence[Any]], suggest: Callable[..., Any], trials: int
+    ) -> tuple[int, Choice] | None:
+        """A choice that no driver has; None if there are enough, or no more."""
+        every = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+        while len(self.claimed()) < min(trials, len(every)):
+            trial = self.study.ask()
+            choice = {key: suggest(trial, key, values) for key, values in space.items()}
+            trial.set_user_attr("driver", self.driver)  # the choice is whole now
+            self.wait_until_settled(trial.number)
+            earlier = self.claimed(before=trial.number)
+            taken = [other.params for other in earlier.values()]
+            if choice not in taken and len(earlier) < trials:
+                return trial.number, choice
+            self.give_back(trial.number)
+            left = [other for other in every if other not in taken]
+            if left and len(earlier) < trials:
+                self.study.enqueue_trial(random.Random(f"{self.driver} {trial.number}").choice(left))
+        return None
+
+    def give_back(self, number: int) -> None:
+        self.study.tell(number, state=self.optuna.trial.TrialState.FAIL)
+
+    def search(
+        self,
+        space: Mapping[str, Sequence[Any]],
+        suggest: Callable[..., Any],
+        try_choices: Callable[[Sequence[Choice]], Sequence[float]],
+        trials: int,
+        at_a_time: int,
+    ) -> list[tuple[Choice, float]]:
+        """Try choices until all drivers together have `trials`; returns those of all that have finished."""
+        running = self.optuna.trial.TrialState.RUNNING
+        mine = [
+            (number, trial.params)
+            for number, trial in self.claimed().items()
+            if trial.state == running and trial.user_attrs["driver"] == self.driver
+        ]  # of an earlier call that was stopped
+        while True:
+            while len(mine) < at_a_time and (claim := self.claim(space, suggest, trials)) is not None:
+                mine.append(claim)
+            if not mine:
+                break
+            batch, mine = mine[:at_a_time], mine[at_a_time:]
+            try:
+                accuracies = try_choices([choice for _, choice in batch])
+            except FlashbackError:
+                for number, _ in (*batch, *mine):
+                    self.give_back(number)
+                raise
+            for (number, _), accuracy in zip(batch, accuracies, strict=True):
+                self.study.tell(number, accuracy)
+        claimed = self.claimed().values()
+        if others := sum(trial.state == running for trial in claimed):
+            warn_once(f"{others} choices are still tried by other drivers; the last driver to end has all of them")
+        return [(trial.params, trial.value) for trial in claimed if trial.state != running]
