@@ -180,7 +180,7 @@ def check(words: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["run icarl --flashbak", "compare icarl --seed 3", "run icarl --set training.epoch=3", "run icral", "sweep"],
+    ["run icarl --flashbak", "compare icarl --seed 3", "run icarl --set training.epoch=3", "run icral", "tune"],
 )
 def test_unknown_names_are_noticed(line: str) -> None:
     with pytest.raises(Exception, match=r"[Nn]o such option|unknown|Missing"):

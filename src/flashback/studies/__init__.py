@@ -4,6 +4,8 @@ from flashback.results import Comparison
 from flashback.studies.choosing import Chosen, choose_form
 from flashback.studies.comparison import compare
 from flashback.studies.frontier import trace_frontier
+from flashback.studies.on_ray import Ray
+from flashback.studies.on_slurm import Slurm
 from flashback.studies.similarity import compare_representations
 from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, read_sweep, run_sweep
 from flashback.studies.tuning import Tuned, tune
@@ -12,6 +14,8 @@ __all__ = [
     "Chosen",
     "Comparison",
     "Outcome",
+    "Ray",
+    "Slurm",
     "Sweep",
     "Tuned",
     "choose_form",

@@ -66,7 +66,7 @@ def compare(
         settings: Settings by dotted key, for both arms; they win over the recipe.
         jobs: How many runs train at a time, each in a process of its own. By default one on a CPU, and on a GPU as many
             as cores and memory allow, at most eight.
-        on: Where runs train: "local", or an executor.
+        on: Where runs train: "local", "ray", "ray://HOST", "slurm", or an executor such as `studies.Ray(gpus=0.5)`.
         shard: Train only this part of the seeds: "2/8" is the second of eight. Finished seeds of other parts count.
         data: The folder the data sets are in; by default the cache folder.
         device: "auto", "cpu" or "cuda".
