@@ -6,12 +6,13 @@ The driver that asked for a choice first, by the number of its trial, has it; la
 import platform
 import random
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flashback.errors import FlashbackError, require, warn_once
+from flashback.errors import FlashbackError, require
 from flashback.training.checkpoints import digest_of
 
 JOURNAL = "journal:"
@@ -27,7 +28,7 @@ def open_storage(optuna: Any, storage: str) -> Any:
     """
     require(
         not storage.startswith("sqlite"),
-        "SQLite loses trials on shared disks; use journal:FILE or postgresql+psycopg://USER@HOST/NAME",
+        "a storage of SQLite loses trials on shared disks; use journal:FILE or postgresql+psycopg://USER@HOST/NAME",
     )
     try:
         if storage.startswith(JOURNAL):
@@ -135,5 +136,6 @@ class SharedStudy:
                 self.study.tell(number, accuracy)
         claimed = self.claimed().values()
         if others := sum(trial.state == running for trial in claimed):
-            warn_once(f"{others} choices are still tried by other drivers; the last driver to end has all of them")
+            message = f"{others} choices are still tried by other drivers; the last driver to end has all of them"
+            warnings.warn(message, stacklevel=2)
         return [(trial.params, trial.value) for trial in claimed if trial.state != running]
