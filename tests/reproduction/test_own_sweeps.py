@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from flashback import Flashback
+from flashback.config import to_dict
 from flashback.hosts import HOSTS
+from flashback.recipes import configure
 from flashback.recipes.resolving import config_from_dict
 from flashback.studies.jobs import Job, RunContext, is_finished
 from flashback.studies.sweeps import plan, read_sweep
@@ -81,6 +83,16 @@ def test_the_differences_are_planned_one_at_a_time() -> None:
         ("flashback", "step", "none", 60, None, 60),
         ("host", "step", "none", 50, 60, None),
     ]
+
+
+def test_the_improved_recipe_of_lucir_is_what_was_tested() -> None:
+    tested = {
+        job.arm: job.config for job in planned("forms") if job.config["host"]["name"] == "lucir" and job.seed == 123
+    }
+    for arm, config in tested.items():
+        options = {"recipe": "improved", "flashback": arm == "flashback", "seed": 123}
+        improved = to_dict(configure("lucir", "split-cifar100", **options))
+        assert {**improved, "recipe": "controlled"} == {**config, "recipe": "controlled"}
 
 
 def test_every_form_stands_beside_its_host_at_equal_epochs() -> None:
