@@ -83,7 +83,7 @@ class Form:
         """Compute Ls on the stored images alone, for `flashback.images=divided`."""
         exemplars = (step.batch.slots != NOT_STORED).float()
         support = replace(self.host.stability_support(), images=exemplars)
-        return self.host.weighted_distance(step, self.host.stable, support)
+        return self.host.config.training.stability * self.host.weighted_distance(step, self.host.stable, support)
 
     def weights(self, step: Any, plastic: Any) -> Tensor | None:
         """Return the weight that each image of the batch has in Lp, 0 or 1; None: 1 for all."""
@@ -129,6 +129,11 @@ class Form:
             settings.distance == "host" or self.copies_network or host.has_one_backbone,
             f"flashback.distance=features needs a host that keeps a copy of its network or trains a single one; "
             f"{self.name} does neither, leave it out",
+        )
+        require(
+            settings.distance == "host" or not host.reads_gradients,
+            f"{self.name} computes importance from the gradients of the task loss, which flashback.distance=features "
+            "would change; leave it out",
         )
         require(
             settings.support != "memory" or host.memory is not None,
@@ -267,7 +272,7 @@ class FeatureAnchor(HostAnchor):
     def blank(self, support: Support) -> Knowledge:
         if support.samples == "all" or self.host.memory is None:
             return ModelKnowledge(self.host.net)
-        return ReplayedTargets(self.host.memory, cast(Net, self.host.net).backbone.width)
+        return ReplayedTargets(self.host.memory, cast(Net, self.host.net).feature_width)
 
     def fill(self, knowledge: Any) -> None:
         if isinstance(knowledge, ReplayedTargets) and self.host.memory is not None:

@@ -33,7 +33,7 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("lucir", {"flashback__distance": "features", "flashback__where": "better"}),
     ("der++", {"flashback__distance": "features"}),
     ("replay", {"flashback__distance": "features"}),
-    ("si", {"flashback__distance": "features", "flashback__teacher": "running"}),
+    ("mas", {"flashback__distance": "features", "flashback__teacher": "running"}),
     ("der++", {"flashback__where": "better"}),
 ]
 FAST_FORMS = FORMS[:2]

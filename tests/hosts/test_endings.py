@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashback import Flashback, FlashbackError, Trainer
 from flashback.conformance import check_host
-from flashback.hosts import Host
+from flashback.hosts import HOSTS, Host
 from flashback.nets import BatchNorm2d
 from flashback.training.trainer import Position
 from helpers import quick_host, small_settings, tiny_benchmark
@@ -82,6 +82,16 @@ def test_both_settings_leave_the_steps_as_they_are() -> None:
     _, alone, _ = trained("lwf-mc", 1)
     for averaged, own in zip(first, alone, strict=True):
         assert all(torch.equal(averaged[name], own[name]) for name in own)
+
+
+def test_merging_moves_back_the_attention_that_all_tasks_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HOSTS["dytox"], "stages", lambda self: [self.main_stage()])  # without the fine-tuning
+    settings = {"training__merge": 0.25, **small_settings("dytox")}
+    before, _, _ = trained("dytox", 1, **settings)
+    host, nets, _ = trained("dytox", 2, **settings)
+    key = "attention.key.weight"
+    assert torch.allclose(copied(host)[key], 0.75 * nets[-1][key] + 0.25 * copied(before)[key], atol=1e-6)
+    assert not torch.equal(copied(host)[key], nets[-1][key])
 
 
 @pytest.mark.parametrize("name", ["lwf-mc", "oewc", "lucir"])

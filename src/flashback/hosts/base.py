@@ -78,6 +78,7 @@ class Host(Predictor):
     has_stability: ClassVar[bool] = True  # whether later tasks have a loss term 'stability', which phase 1 may weigh
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
     has_parts_by_task: ClassVar[bool] = True  # whether tasks leave parts behind, all of which a resumed run makes again
+    reads_gradients: ClassVar[bool] = False  # whether importance comes from gradients of the task loss during training
     weighs_images: ClassVar[bool] = False  # whether its `distance` multiplies that of each image by `support.images`
     has_one_backbone: ClassVar[bool] = True  # settings of training that act on the backbone need this
 

@@ -35,6 +35,7 @@ class DyTox(ExemplarHost):
 
     Settings = DyToxSettings
     family = "dynamic"
+    weighs_images = True
     net: TaskTokenNet
 
     def build(self) -> None:
@@ -113,7 +114,7 @@ class DyTox(ExemplarHost):
         """Soft cross-entropy over the supported columns, averaged over them as the classification loss is."""
         columns = support.columns
         student, teacher = step.output.logits[:, columns], knowledge(step.batch.x).logits[:, columns]
-        return soft_cross_entropy(student, teacher, self.settings.temperature) / student.shape[1]
+        return soft_cross_entropy(student, teacher, self.settings.temperature, support.images) / student.shape[1]
 
     def stability_support(self) -> Support:
         return Support(columns=self.task.old, weight=self.old_share())

@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.batches import Batch, prefetch, split_batches
 from flashback.hosts.stages import Stage
-from flashback.nets import Backbone
 
 if TYPE_CHECKING:
     from flashback.hosts.base import Host
@@ -60,14 +59,14 @@ class Ending(nn.Module):
 
     @torch.no_grad()
     def merge(self, share: float, host: Host) -> None:
-        """Move the backbone, and the rows of earlier classes in the head, back to where the stage began.
+        """Move what all tasks share, and the rows of earlier classes in the head, back to where the stage began.
 
         Args:
             share: The share of the first weights in the result.
             host: The host that the weights belong to.
         """
-        backbones = [module for module in host.net.modules() if isinstance(module, Backbone)]
-        inside = {id(parameter) for backbone in backbones for parameter in backbone.parameters()}
+        shared = [module for module in host.net.modules() if getattr(module, "shared_by_tasks", False)]
+        inside = {id(parameter) for module in shared for parameter in module.parameters()}
         old = host.task.old.stop
         for first, weight in zip(self.first, self.weights, strict=False):
             if id(weight) in inside:

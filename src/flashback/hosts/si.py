@@ -40,6 +40,7 @@ class SI(ElasticHost):
 
     Settings = SISettings
     has_parts_by_task = False
+    reads_gradients = True
     stable: ImportantParameters
     path: Tensor  # omega, of the present task
 

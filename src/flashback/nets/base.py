@@ -55,6 +55,7 @@ class Backbone(nn.Module):
         normalisation: Mean and standard deviation per channel that pretrained weights expect; None: the benchmark's.
     """
 
+    shared_by_tasks = True
     width: int
     supports_joint_forward: bool = False
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
@@ -171,6 +172,11 @@ class Net(nn.Module):
         features = self.backbone(x).float()
         with full_precision(features):
             return Output(features, self.head(features))
+
+    @property
+    def feature_width(self) -> int:
+        """The number of features of an image."""
+        return self.backbone.width
 
     def grow(self, classes: int) -> None:
         """Widen the head to so many classes; the rows of old classes stay."""

@@ -35,6 +35,10 @@ class TaskTokenNet(Net):
         self.head.append(normed_linear(self.backbone.width, classes - self.columns))
         self.columns = classes
 
+    @property
+    def feature_width(self) -> int:
+        return len(self.tokens) * self.backbone.width
+
     def train_only(self, tasks: range, backbone: bool) -> None:
         """Train the task attention, the tokens and classifiers of these tasks, and the encoder or not."""
         self.backbone.set_trainable(backbone)
@@ -57,6 +61,8 @@ class TaskAttention(nn.Module):
     Tokens do not see each other, so all of them go through at once and the patches are projected once.
     """
 
+    shared_by_tasks = True
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.count = heads_for(width)
@@ -69,12 +75,14 @@ class TaskAttention(nn.Module):
     def forward(self, tokens: Tensor, patches: Tensor) -> Tensor:
         """Compute the embeddings [B, tasks, width] of tokens [tasks, width] and patches [B, n, width]."""
         token, patch = self.norm1(tokens), self.norm1(patches)
-        query, own_key, own_value = (self.heads(part(token)) for part in (self.query, self.key, self.value))
+        query, token_key, token_value = (self.heads(part(token)) for part in (self.query, self.key, self.value))
         key, value = (self.heads(part(patch)) for part in (self.key, self.value))
-        own = (query * own_key).sum(-1, keepdim=True).expand(patches.shape[0], -1, -1, -1)  # [B, heads, tasks, 1]
-        scores = torch.cat([own, query @ key.mT], dim=-1) / math.sqrt(query.shape[-1])
+        self_score = (
+            (query * token_key).sum(-1, keepdim=True).expand(patches.shape[0], -1, -1, -1)
+        )  # [B, heads, tasks, 1]
+        scores = torch.cat([self_score, query @ key.mT], dim=-1) / math.sqrt(query.shape[-1])
         to_itself, to_patches = scores.softmax(dim=-1).to(value.dtype).tensor_split([1], dim=-1)
-        mixed = to_itself * own_value + to_patches @ value
+        mixed = to_itself * token_value + to_patches @ value
         embeddings = tokens + self.drop_path(self.project(merge_heads(mixed)))
         mapped: Tensor = embeddings + self.drop_path(self.mlp(self.norm2(embeddings)))
         return mapped

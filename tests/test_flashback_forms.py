@@ -55,6 +55,14 @@ def test_which_images_each_teacher_has(images: str) -> None:
     assert torch.equal(terms["task"], own["task"])
 
 
+def test_the_weight_of_stability_acts_on_exemplars_too() -> None:
+    plain, heavy = (
+        terms_of(*in_phase_2("icarl", flashback__images="divided", training__stability=weight))[1]["stability"]
+        for weight in (1.0, 3.0)
+    )
+    torch.testing.assert_close(heavy, 3 * plain)
+
+
 def test_without_a_plastic_teacher_the_stable_one_has_all_images() -> None:
     method, phase_2 = in_phase_2("icarl", flashback__alpha=0.0, flashback__images="divided")
     _, terms, own = terms_of(method, phase_2)
@@ -176,9 +184,12 @@ def test_features_are_held_near_those_of_the_primary_model(name: str, images: st
     assert all(torch.equal(terms[key], own[key]) for key in own)
 
 
-@pytest.mark.parametrize(("name", "support"), [("der++", "host"), ("replay", "host"), ("icarl", "memory")])
+@pytest.mark.parametrize(
+    ("name", "support"), [("der++", "host"), ("replay", "host"), ("icarl", "memory"), ("dytox", "memory")]
+)
 def test_features_of_stored_images_are_held_near_those_of_the_primary_model(name: str, support: str) -> None:
-    method, phase_2 = in_phase_2(name, flashback__distance="features", flashback__support=support)
+    form = {"flashback__distance": "features", "flashback__support": support}
+    method, phase_2 = in_phase_2(name, **form, **small_settings(name))
     host, plastic = method.host, method.plastic
     assert isinstance(plastic, ReplayedTargets)
     assert host.memory is not None
@@ -204,7 +215,7 @@ def test_hosts_that_cannot_be_anchored_in_features() -> None:
                 Flashback(quick_host(name, **small_settings(name)), distance="features")
             except FlashbackError:
                 refused.add(name)
-    assert refused == {"afec", "caf", "pnc", "foster", "beef", "beef-compress", "der-expansion"}
+    assert refused == {"afec", "caf", "pnc", "foster", "beef", "beef-compress", "der-expansion", "si"}
 
 
 def test_features_let_a_host_with_other_knowledge_have_a_running_teacher() -> None:
