@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LONGEST_SILENCE = timedelta(minutes=30)  # a rank waits so long for another, which may be fetching data
 RELATIVE_ROUNDING = 1e-5  # of what all ranks compute alike; none on devices of the same kind
 TIME_TO_END = 5.0  # seconds that a rank has to end by itself once another has failed
-FAILED = "flashback: a rank has failed"  # what ranks count in the store that torchrun keeps
+FAILED = "flashback: a rank has failed"  # what ranks count in the store that torchrun keeps, for each attempt and run
 
 
 class RankError(FlashbackError):
@@ -45,6 +45,7 @@ class Group:
 
 _group = Group()
 _failed_first = False
+_runs = 0  # that this process has joined
 
 
 def count() -> int:
@@ -200,7 +201,7 @@ def joined(on_gpu: bool) -> Iterator[None]:
     if not launched() or _group.count > 1:
         yield
         return
-    global _failed_first
+    global _failed_first, _runs
     import torch
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -208,6 +209,7 @@ def joined(on_gpu: bool) -> Iterator[None]:
     if on_gpu:
         torch.cuda.set_device(local_rank())
     with sharing("cpu:gloo,cuda:nccl" if on_gpu else "gloo"):
+        _runs, _failed_first = _runs + 1, False
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         over = threading.Event()
         threading.Thread(target=end_after_others, args=(store, over), daemon=True).start()
@@ -221,8 +223,8 @@ def joined(on_gpu: bool) -> Iterator[None]:
             if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
                 minutes = LONGEST_SILENCE.total_seconds() / 60
                 raise RankError(
-                    f"another rank of this run ended without a word, or did not answer for {minutes:g} minutes; the "
-                    "same command goes on from the last checkpoint"
+                    "another rank of this run ended without an error message, or did not answer for "
+                    f"{minutes:g} minutes; the same command goes on from the last checkpoint"
                 ) from error
             raise
         finally:
@@ -231,16 +233,21 @@ def joined(on_gpu: bool) -> Iterator[None]:
 
 def is_first_to_fail(store: Any) -> bool:
     try:
-        return bool(store.add(FAILED, 1) == 1)
+        return bool(store.add(failed_key(), 1) == 1)
     except RuntimeError:  # the store is gone
         return is_first()
+
+
+def failed_key() -> str:
+    """The key of the present run: torchrun keeps its store when it restarts, and a script may make several runs."""
+    return f"{FAILED}, restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}, run {_runs}"
 
 
 def end_after_others(store: Any, over: threading.Event) -> None:
     """End this process if another rank has failed: it may be waiting for it in a kernel, where nothing else reaches."""
     while not over.wait(1.0):
         try:
-            failed = store.check([FAILED])
+            failed = store.check([failed_key()])
         except RuntimeError:  # the store has ended, and with it the run
             failed = True
         if failed and not over.wait(TIME_TO_END):

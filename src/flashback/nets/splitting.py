@@ -33,9 +33,8 @@ RANDOM = (  # functions that would draw for the images of one rank alone
     *(torch.Tensor.bernoulli_, torch.Tensor.normal_, torch.Tensor.uniform_),
 )
 RANDOM_IN_TRAINING = (
-    *(F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu),
-    F.scaled_dot_product_attention,
-)
+    F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu,
+)  # fmt: skip
 
 _whole: int | None = None  # images of the batch that is being divided, also where passes are not to be divided
 
@@ -130,12 +129,21 @@ class SplitPass(TorchFunctionMode):
             return batch_norm(*args, **named)
         if func is F.dropout and named["training"] and named["p"] > 0:
             return dropout(args[0], named["p"])
-        if func in RANDOM or (func in RANDOM_IN_TRAINING and (named.get("training") or named.get("dropout_p"))):
+        if func in RANDOM or draws_in_training(func, args, named):
             raise FlashbackError(
                 f"this network draws random numbers by {func.__name__}, so its passes cannot be divided; run it on one "
                 "device"
             )
         return func(*args, **named)
+
+
+def draws_in_training(func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether this call of a function drops something; torch shows attention as one call, with the dropout inside."""
+    if func is F.scaled_dot_product_attention:
+        return bool(named.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+    if func is F.multi_head_attention_forward:
+        return bool(named.get("training", True) and named.get("dropout_p", args[10] if len(args) > 10 else 0.0))
+    return func in RANDOM_IN_TRAINING and bool(named.get("training") and named.get("p", 1.0) > 0)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:

@@ -1,5 +1,6 @@
 """Run a configuration, with its record on disk; continue a run; load a trained host."""
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -55,7 +56,8 @@ def run(
             own GPU, and rank 0 alone writes and calls observers.
         observers: Functions that are called with every event of the run.
         track: Trackers to report to: tensorboard, wandb, mlflow.
-        first_tasks: A folder in which runs that differ only in flashback share their first task.
+        first_tasks: A folder in which runs share their first task if they differ only in what begins with
+            the second.
         progress: Print a line after every task.
         other_code: Continue a run that began with other code of a host or net from outside; otherwise it starts again.
 
@@ -76,7 +78,7 @@ def run(
     with ranks.joined(device.type == "cuda"):
         with ranks.first_alone():
             benchmark = open_benchmark(config, data)
-        if out is not None and (record := finished_run(Path(out), to_dict(config), benchmark.checksum)) is not None:
+        if out is not None and (record := _finished_on_first(Path(out), config, benchmark.checksum)) is not None:
             return TrainingResult.from_record(record)
         check_batches(config)
         observers = [*observers, *([task_printer(benchmark)] if progress else [])]
@@ -90,6 +92,16 @@ def run(
             with folder.lock():
                 shared = None if first_tasks is None else Path(first_tasks)
                 return _run_in_folder(folder, method, benchmark, observers, track, precision, shared, other_code)
+
+
+def _finished_on_first(folder: Path, config: RunConfig, checksum: str) -> records.RunRecord | None:
+    """The record of this run if rank 0 has finished it; the others need not see its folder."""
+    record = finished_run(folder, to_dict(config), checksum) if ranks.is_first() else None
+    if ranks.count() == 1:
+        return record
+    content = None if record is None else (record.config, record.run, record.results)
+    content = json.loads(ranks.from_first(json.dumps(content).encode()))
+    return None if content is None else records.RunRecord(folder, *content)
 
 
 def check_batches(config: RunConfig) -> None:
