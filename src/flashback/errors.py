@@ -29,10 +29,13 @@ class FlashbackError(Exception):
     """Bad input. The command line prints only the message and exits with code 2."""
 
 
+SAVED = "stopped and saved; the same call continues from here"
+
+
 class Interrupted(KeyboardInterrupt):
     """A run was asked to stop and has saved its state."""
 
-    def __init__(self, message: str = "stopped and saved; the same call continues from here") -> None:
+    def __init__(self, message: str = SAVED) -> None:
         super().__init__(message)
 
 

@@ -106,7 +106,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run joint --flashback", ["joint keeps no knowledge"]),
         ("compare finetune", ["finetune keeps no knowledge"]),
         ("tune icarl --forms --trials 3", ["--trials and --over do not go with --forms"]),
-        ("tune icarl --budget 3", ["--form, --budget and --jobs need --forms"]),
+        ("tune icarl --budget 3", ["--form and --budget need --forms"]),
         ("tune icarl --forms --budget 3", ["a budget (--budget) of 3 runs is too small"]),
         ("frontier er", ["training.stability weighs the loss term 'stability'", "er has none"]),
         ("frontier finetune", ["training.stability weighs the loss term 'stability'", "finetune has none"]),

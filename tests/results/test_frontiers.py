@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,22 @@ def test_a_missing_run_leaves_a_point_without_a_mean() -> None:
     assert (point.new, point.dominated) == (None, False)
     assert all(other.new is not None for other in others)
     assert frontier.points("task_incremental")["better"][0].new is not None
+
+
+def test_a_weight_that_failed_for_one_seed_counts_for_none() -> None:
+    frontier = made_frontier(lifts={"better": 2.0})
+    curve = frontier.curves[1]
+    whole = len(curve.of_seed("class_incremental", 0))
+    curve.points["class_incremental"][2][0] = None
+    assert [len(curve.of_seed("class_incremental", seed)) for seed in (0, 1, 2)] == [whole - 1] * 3
+
+
+def test_without_a_test_the_answer_says_why_and_takes_no_side() -> None:
+    frontier = made_frontier(lifts={"worse": -2.0})
+    one = replace(frontier, seeds=frontier.seeds[:1])
+    (worse,) = one.advantages()
+    assert "above" not in worse.sentence
+    assert worse.sentence.endswith("too few seeds for a test.")
 
 
 def test_a_frontier_is_read_as_it_was_written(tmp_path: Path) -> None:

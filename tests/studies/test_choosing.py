@@ -182,16 +182,16 @@ def test_an_improved_recipe_is_on_top_of_the_controlled_one(monkeypatch: pytest.
     from flashback.recipes.catalogue import Recipe, list_recipes
 
     own = {"training.lr": 0.5}, {"flashback.alpha": 0.7, "training.stability": 2.0}
-    made = Recipe("lucir", "split-cifar100", "improved", *own, dict.fromkeys((*own[0], *own[1]), "trials"))
+    made = Recipe("lucir", "split-cifar10", "improved", *own, dict.fromkeys((*own[0], *own[1]), "trials"))
     recipes = (*list_recipes(), made)
     monkeypatch.setattr(resolving, "find_recipe", lambda *key: next(
         (recipe for recipe in recipes if (recipe.host, recipe.benchmark, recipe.kind) == key), None
     ))  # fmt: skip
-    controlled = configure("lucir", "split-cifar100")
-    host, form = (configure("lucir", "split-cifar100", recipe="improved", flashback=arm) for arm in (False, True))
+    controlled = configure("lucir", "split-cifar10")
+    host, form = (configure("lucir", "split-cifar10", recipe="improved", flashback=arm) for arm in (False, True))
     assert host.host == controlled.host
     assert (host.training.lr, host.training.stability) == (0.5, 1.0)
     assert (form.training.lr, form.training.stability, form.flashback.alpha) == (0.5, 2.0, 0.7)
     assert (host.recipe, host.training.epochs) == ("improved", controlled.training.epochs)
-    with pytest.raises(FlashbackError, match="no improved recipe for icarl on split-cifar100"):
-        configure("icarl", "split-cifar100", recipe="improved")
+    with pytest.raises(FlashbackError, match="no improved recipe for icarl on split-cifar10"):
+        configure("icarl", "split-cifar10", recipe="improved")

@@ -129,7 +129,8 @@ def test_a_driver_that_is_started_again_finds_its_jobs(
 
     with pytest.raises(Interrupted, match="stay in the queue"):
         run_sweep(sweep, tmp_path / "slurm", on=Slurm(), device="cpu", host_file=SLOW_HOST, watch=watch)
-    first = json.loads((tmp_path / "slurm" / FOLDER / JOBS).read_text())
+    (noted,) = (tmp_path / "slurm" / FOLDER).glob(f"*/{JOBS}")
+    first = json.loads(noted.read_text())
     seen: list[Any] = []
     follow = Queue.follow
     monkeypatch.setattr(Queue, "follow", lambda self, job, runs: (seen.append(job.job_id), follow(self, job, runs)))
@@ -160,7 +161,7 @@ def test_a_run_is_saved_and_requeued_on_the_signal(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(on_slurm.shutil, "rmtree", lambda *_, **__: None)  # keep what submitit has logged
     outcome = run_sweep(sweep, tmp_path / "slurm", watch=watch, **run_slurm)
     assert (outcome.finished, outcome.failures) == (1, {})
-    (log,) = (tmp_path / "slurm" / FOLDER).glob("*_log.out")
+    (log,) = (tmp_path / "slurm" / FOLDER).glob("*/*_log.out")
     assert "Requeued job" in log.read_text()
     monkeypatch.delenv("SECONDS_PER_STEP")
     run_sweep(sweep, tmp_path / "local", device="cpu", host_file=SLOW_HOST)
@@ -207,9 +208,10 @@ def test_options_for_another_place_are_refused() -> None:
 
 
 def test_runs_that_take_a_part_of_a_gpu_share_a_job() -> None:
-    assert [Slurm(gpus=gpus).runs_of_a_job() for gpus in (0, 0.25, 0.5, 1, 2)] == [1, 4, 2, 1, 1]
+    assert [Slurm(gpus=gpus).runs_of_a_job() for gpus in (0, 0.25, 0.5, 0.6, 1, 2)] == [1, 4, 2, 1, 1, 1]
     assert Slurm(gpus=0.5).device("auto") == "cuda"
-    assert Slurm({"gres": "gpu:1"}).device("auto") == "cuda"
+    assert all(Slurm({o: "1"}).device("auto") == "cuda" for o in ("gres", "gpus", "gpus-per-node", "gpus_per_task"))
+    assert Slurm({"gpus-per-node": "2", "exclusive": "true"}).given_options() == {"gpus_per_node": 2, "exclusive": True}
     assert Slurm().device("auto") == "cpu"
 
 

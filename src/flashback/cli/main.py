@@ -9,7 +9,7 @@ import typer
 
 from flashback.cli.commands import app
 from flashback.cli.console import discard_output, prepare_streams, say
-from flashback.errors import FlashbackError, Interrupted
+from flashback.errors import SAVED, FlashbackError, Interrupted
 from flashback.ranks import AnotherRankFailedError, RankError
 
 # click's error; typer keeps it in different places in different versions
@@ -44,8 +44,9 @@ def exit_code(arguments: list[str]) -> int:
     except UsageError as error:
         hint = SET_HINT if getattr(error, "option_name", "") and arguments[0] in WITH_SETTINGS else ""
         return stop(BAD_INPUT, f"error: {error.format_message()}{hint}")  # type: ignore[attr-defined]
-    except Interrupted:
-        return stop(INTERRUPTED, "interrupted; the same command goes on where it stopped")
+    except Interrupted as stopped:
+        what_now = "the same command goes on where it stopped" if str(stopped) == SAVED else str(stopped)
+        return stop(INTERRUPTED, f"interrupted; {what_now}")
     except (KeyboardInterrupt, typer.Abort):
         return stop(INTERRUPTED, "interrupted")
     except OSError as problem:

@@ -45,7 +45,12 @@ class Curve:
     points: dict[str, dict[int, list[TradeOff | None]]]
 
     def of_seed(self, setting: str, seed: int) -> list[TradeOff]:
-        return [point for point in self.points[setting].get(seed, []) if point is not None]
+        """The points of a seed at the weights where no seed has failed, so that failures do not shape the answer."""
+        by_seed = self.points[setting]
+        columns = zip(*by_seed.values(), strict=True)
+        complete = [all(point is not None for point in column) for column in columns]
+        points = zip(by_seed.get(seed, []), complete, strict=False)
+        return [point for point, is_complete in points if is_complete and point is not None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class Advantage:
         where = f"between {number(self.low, '.1f')} and {number(self.high, '.1f')} % on new tasks"
         height = f"{signed(self.test.difference)} points on average, {where}"
         if self.test.p is None:
-            return f"{self.name}: {height}, above the host's own curve; too few seeds for a test."
+            reason = "too few seeds for a test" if self.test.pairs < 2 else "all seeds differ alike, so p is undefined"
+            return f"{self.name}: {height}, away from the host's own curve; {reason}."
         p = self.test.p if self.p_adjusted is None else self.p_adjusted
         side = "above" if self.test.difference > 0 else "below"
         verdict = f"lies significantly {side} the host's own curve"

@@ -288,7 +288,7 @@ def affordable_seeds(candidates: Sequence[Form], lengths: Sequence[int], full: i
     require(
         seeds >= FEWEST_SEEDS,
         f"a budget (--budget) of {budget:g} runs is too small for {len(candidates)} candidates, which need at least "
-        f"{cost + FEWEST_SEEDS * finalists:.1f}; raise it, or name fewer forms (--form)",
+        f"{math.ceil(10 * (cost + FEWEST_SEEDS * finalists) - 1e-9) / 10:g}; raise it, or name fewer forms (--form)",
     )
     return seeds
 

@@ -154,7 +154,8 @@ def needed_files(jobs: Sequence[Job]) -> dict[str, Path]:
         path = fetch_data(name, jobs[0].context.data)
         if name not in BENCHMARKS or PACKAGE not in path.parents:
             below = path.relative_to(folder).as_posix() if folder in path.parents and name in BENCHMARKS else path.name
-            files[f"data/{below}"] = path
+            same = files.setdefault(f"data/{below}", path) == path
+            require(same, f"two data sets are named {path.name}; other machines need different names")
     return files
 
 
@@ -270,8 +271,13 @@ def attempt_on_node(source: str, threads: str | None, gpus: float, job: Job, obs
         os.environ["OMP_NUM_THREADS"] = threads
         torch.set_num_threads(int(threads))
     if 0 < gpus < 1 and mps_is_on():
-        os.environ[PORTION] = portion(round(1 / gpus))
+        os.environ[PORTION] = portion(runs_on_a_gpu(gpus))
     return attempt_in_process(job, observer)
+
+
+def runs_on_a_gpu(gpus: float) -> int:
+    """How many runs that take this part of a GPU each share one."""
+    return int(1 / gpus + 1e-9) if 0 < gpus < 1 else 1
 
 
 def keep_portion(folder: Path) -> None:

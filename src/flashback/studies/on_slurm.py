@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,12 +21,14 @@ from flashback.engines.following import Follower
 from flashback.errors import FlashbackError, Interrupted, import_extra, require
 from flashback.files import LARGEST_RECORD, make_folder, read_file, refuse_special, write_atomically
 from flashback.records import is_finished
-from flashback.studies.jobs import Job, Problems, attempt_on_node, run_packed
+from flashback.studies.jobs import Job, Problems, attempt_on_node, run_packed, runs_on_a_gpu
 from flashback.studies.processes import handling
 from flashback.training.environment import source_digest
 from flashback.training.trainer import Observer
 
-FOLDER = ".slurm"  # in that of the study: what submitit writes, and which job has which run
+FOLDER = (
+    ".slurm"  # in that of the study: a folder for each driver, with what submitit writes and which job has which run
+)
 JOBS = "jobs.json"
 LOOK = 1.0  # seconds between looks at the runs
 ASK = 5.0  # seconds between questions to Slurm
@@ -34,7 +37,7 @@ MINUTES = 240  # the time limit of a job; a run that needs longer is requeued
 TIMEOUTS = 1000  # how often
 LOST = "Slurm ended its job before the run was finished; look at it with sacct, or in {folder}"
 NOT_SHARED = "a Slurm job has left nothing in {folder}; --out has to be on a disk that all nodes share"
-GPU_OPTIONS = ("gpus_per_node", "gpus_per_task", "gres")
+GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_socket", "gpus_per_task", "gres")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Slurm:
     """Trains runs as the jobs of a Slurm array. The folder of the study has to be on a disk that all nodes share.
 
     Args:
-        options: Of sbatch, such as {"partition": "gpu", "time": 240}; the time is in minutes.
+        options: Of sbatch, such as {"partition": "gpu", "time": 240}; the time is in minutes, and True stands for an
+            option without a value.
         jobs: How many jobs run at a time at most.
         cpus: Cores of a run.
         gpus: GPUs of a run; runs that take a fraction of one share a job, packed as on one machine.
@@ -66,7 +70,7 @@ class Slurm:
     def device(self, device: str | torch.device) -> str:
         name = str(device).partition(":")[0]
         require(name in ("auto", "cpu", "cuda"), f"device (--device) must be auto, cpu or cuda, not '{device}'")
-        has_gpus = self.gpus > 0 or any(name in self.options for name in GPU_OPTIONS)
+        has_gpus = self.gpus > 0 or any(option in self.given_options() for option in GPU_OPTIONS)
         return name if name != "auto" else "cuda" if has_gpus else "cpu"
 
     def __call__(self, jobs: Sequence[Job], watch: Callable[[str], Observer], out: Path) -> Problems:
@@ -74,10 +78,22 @@ class Slurm:
             return {}
         refuse_special(out / FOLDER, below=out)
         make_folder(out / FOLDER)
-        return Queue(self, (out / FOLDER).resolve(), watch).run(jobs)
+        own = Path(tempfile.mkdtemp(dir=(out / FOLDER).resolve()))
+        try:
+            return Queue(self, own, watch).run(jobs)
+        finally:
+            for folder in (own, own.parent):
+                with suppress(OSError):  # it holds jobs
+                    folder.rmdir()
+
+    def given_options(self) -> dict[str, Any]:
+        """The options of sbatch as submitit spells them, with whole numbers as numbers."""
+        values = {name: int(v) if str(v).isdigit() else v for name, v in self.options.items()}
+        values = {name: True if value == "true" else value for name, value in values.items()}
+        return {name.replace("-", "_"): value for name, value in values.items()}
 
     def runs_of_a_job(self) -> int:
-        return round(1 / self.gpus) if 0 < self.gpus < 1 else 1
+        return runs_on_a_gpu(self.gpus)
 
     def executor(self, folder: Path) -> Any:
         submitit = import_extra("submitit", "slurm", "runs on Slurm (--on slurm) need the package submitit")
@@ -92,7 +108,7 @@ class Slurm:
         given |= {} if self.jobs is None else {"array_parallelism": self.jobs}
         given |= {} if self.memory is None else {"mem": f"{math.ceil(self.memory * together)}GB"}
         given |= {"gpus_per_node": math.ceil(self.gpus)} if self.gpus else {}
-        given |= {name.replace("-", "_"): value for name, value in self.options.items()}
+        given |= self.given_options()
         given["time"] = minutes(given["time"])
         more = {name: given.pop(name) for name in list(given) if name not in known}
         executor.update_parameters(**given, additional_parameters={"requeue": True, **more})
@@ -168,22 +184,26 @@ class Queue:
         self.problems: Problems = {}
 
     def run(self, jobs: Sequence[Job]) -> Problems:
-        executor, queued = self.slurm.executor(self.folder), self.queued_by_earlier_drivers()
-        for identity in {queued[job.name] for job in jobs if job.name in queued}:
-            runs = [job for job in jobs if queued.get(job.name) == identity]
-            self.follow(executor.job_class(self.folder, identity), runs)
-        new, together = [job for job in jobs if job.name not in queued], self.slurm.runs_of_a_job()
+        queued, together = self.queued_by_other_drivers(), self.slurm.runs_of_a_job()
+        new = [job for job in jobs if job.name not in queued]
         chunks = [new[k : k + together] for k in range(0, len(new), together)]
-        works = [OnNode(chunk, source_digest()) for chunk in chunks]
-        if works:
-            try:
-                submitted = self.submit(executor, works)
-            except (subprocess.SubprocessError, OSError, ValueError) as problem:
-                reason = " ".join(str(getattr(problem, "stderr", None) or problem).split())
-                raise FlashbackError(f"Slurm does not take the jobs ({reason}); see --slurm") from None
-            for job, chunk in zip(submitted, chunks, strict=True):
-                self.follow(job, chunk)
-        self.note()
+        try:
+            executor = self.slurm.executor(self.folder)
+            submitted = self.submit(executor, [OnNode(chunk, source_digest()) for chunk in chunks]) if chunks else []
+        except FlashbackError:
+            raise
+        except (RuntimeError, subprocess.SubprocessError, OSError, TypeError, ValueError) as problem:
+            reason = " ".join(str(getattr(problem, "stderr", None) or problem).split())
+            raise FlashbackError(f"Slurm does not take the jobs ({reason}); see --slurm") from None
+        for job, chunk in zip(submitted, chunks, strict=True):
+            self.follow(job, chunk)
+        if submitted:
+            self.note()
+        for folder, identity in set(queued.values()):
+            runs = [job for job in jobs if queued.get(job.name) == (folder, identity)]
+            if runs:
+                self.follow(executor.job_class(folder, identity), runs)
+        followed = list(self.followed)
         try:
             with handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):
                 self.wait()
@@ -193,7 +213,9 @@ class Queue:
                 f"the jobs stay in the queue; the same command goes on with them, `scancel {ends}` ends them"
             ) from None
         if not any(self.problems.values()):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for folder in {self.folder, *(one.job.paths.folder for one in followed)}:
+                if set(self.noted(folder)) <= self.problems.keys():
+                    shutil.rmtree(folder, ignore_errors=True)
         return self.problems
 
     @staticmethod
@@ -210,12 +232,19 @@ class Queue:
         ids = {name: one.job.job_id for one in self.followed for name in one.runs}
         write_atomically(self.folder / JOBS, json.dumps(ids, indent=1) + "\n")
 
-    def queued_by_earlier_drivers(self) -> dict[str, str]:
-        """The jobs of runs, by the name of the run, that are still in the queue."""
+    def queued_by_other_drivers(self) -> dict[str, tuple[Path, str]]:
+        """The folder and the job of every run, by its name, that is still in the queue."""
+        left, queued = self.in_queue() or {}, dict[str, tuple[Path, str]]()
+        for folder in sorted(self.folder.parent.iterdir()):
+            queued |= {name: (folder, job) for name, job in self.noted(folder).items() if job in left}
+        return queued
+
+    @staticmethod
+    def noted(folder: Path) -> dict[str, str]:
+        """The job of every run that a driver has submitted from this folder."""
         with suppress(OSError, ValueError, AttributeError):
-            noted = json.loads(read_file(self.folder / JOBS, LARGEST_RECORD)).items()
-            left = self.in_queue() or {}
-            return {str(name): str(identity) for name, identity in noted if str(identity) in left}
+            noted = json.loads(read_file(folder / JOBS, LARGEST_RECORD)).items()
+            return {str(name): str(job) for name, job in noted}
         return {}
 
     def in_queue(self) -> dict[str, str] | None:
@@ -275,9 +304,11 @@ class Queue:
                 return value if kind == "success" else dict.fromkeys(one.runs, value.strip().splitlines()[-1])
         if one.left_queue is None or time.monotonic() - one.left_queue < PATIENCE:
             return None
-        if not paths.stdout.exists() and not paths.stderr.exists():
+        if all(is_finished(run.folder) for run in one.runs.values()):  # another driver may have tidied up
+            return dict.fromkeys(one.runs)
+        if not paths.stdout.exists() and not paths.stderr.exists() and paths.folder == self.folder:
             for other in self.followed:
                 other.job.cancel(check=False)
             raise FlashbackError(NOT_SHARED.format(folder=self.folder))
-        lost = LOST.format(folder=self.folder)
+        lost = LOST.format(folder=paths.folder)
         return {name: None if is_finished(run.folder) else lost for name, run in one.runs.items()}

@@ -148,6 +148,7 @@ def tune(
         with RunFolder(folder).lock():
             study = SharedStudy(optuna, storage, identity, folder, seed)
             tried = study.search(space, suggested, try_choices, trials, at_a_time)
+    require(bool(tried), "other drivers are trying all the choices; repeat the command when one of them has finished")
     ranked = sorted(tried, key=lambda trial: -trial[1])
     shutil.rmtree(folder / SHARED, ignore_errors=True)
     best, accuracy = ranked[0]
