@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashback import Flashback, FlashbackError, Trainer, train
 from flashback.hosts import HOSTS, Stage
-from flashback.knowledge import ModelKnowledge, ReplayedTargets, Support, answering_once, squared_error
+from flashback.knowledge import ModelKnowledge, ReplayedTargets, Support, cached_outputs, squared_error
 from helpers import forgetting, quick_flashback, quick_host, small_settings, tiny_benchmark
 from test_plugin import batch_of, in_phase_2
 
@@ -124,7 +124,7 @@ def test_plasticity_acts_where_the_primary_model_is_expert(where: str, images: s
 
 @pytest.mark.parametrize("where", ["correct", "better"])
 @pytest.mark.parametrize(("name", "support"), [("der++", "host"), ("icarl", "memory")])
-def test_targets_pull_where_the_primary_model_was_expert(name: str, support: str, where: str) -> None:
+def test_targets_keep_only_the_primary_model_was_expert(name: str, support: str, where: str) -> None:
     method, phase_2 = in_phase_2(name, flashback__where=where, flashback__support=support)
     host, plastic = method.host, method.plastic
     assert isinstance(plastic, ReplayedTargets)
@@ -298,7 +298,7 @@ def test_answers_are_kept_for_one_step_and_one_tensor() -> None:
     method, phase_2 = in_phase_2("icarl")
     knowledge, x = method.plastic, batch_of(method.host, phase_2).x
     assert isinstance(knowledge, ModelKnowledge)
-    with answering_once(knowledge, None):
+    with cached_outputs(knowledge, None):
         first = knowledge(x)
         assert knowledge(x) is first
         assert torch.equal(knowledge(x[:2]).logits, knowledge(x[:2].clone()).logits)

@@ -281,7 +281,9 @@ def test_how_alpha_moves_over_phase_2(policy: str, expected: list[float]) -> Non
         "lwf-mc", training__epochs=5, flashback__alpha=0.5, flashback__alpha_schedule=policy
     )
     seen: list[float] = []
-    trainer.observers = [lambda event: seen.append(float(method.alpha)) if event.get("stage") == "phase 2" else None]
+    trainer.observers = [
+        lambda event: seen.append(float(method.alpha_now)) if event.get("stage") == "phase 2" else None
+    ]
     trainer.run_task(method.host.task)
     assert seen[1:] == expected  # the first event says that the stage begins
 

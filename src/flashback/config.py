@@ -132,7 +132,8 @@ class FlashbackConfig(Section):
     teacher: Literal["primary", "running"] = "primary"  # the end of phase 1, or a running average without a phase 1
     decay: BelowOne = 0.999  # of the weights of the running teacher
     alpha: NotNegative = 0.01  # alpha_p, the weight of the plasticity loss (Eq. 19)
-    support: Literal["host", "all", "memory"] = "host"  # the samples of the plasticity distance
+    # Where Lp acts: as the host declares, on all seen columns, or on stored images (all seen columns).
+    support: Literal["host", "all", "memory"] = "host"
     distance: Literal["host", "features"] = "host"  # what Lp compares: the host's own distance, or 1 - cos of features
     # The images of a batch on which plasticity acts: all, or new ones; divided: and stability on the stored ones alone.
     images: Literal["all", "new", "divided"] = "all"

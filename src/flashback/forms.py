@@ -17,6 +17,7 @@ from flashback.hosts.stages import Stage
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support, cosine_distance
 from flashback.nets import Net, Output
 
+# Settings that weigh the stability loss, each with what to do where there is none.
 DIVIDED = "flashback.images=divided", "use flashback.images=new"
 PHASE_1_WEIGHT = "flashback.phase1_stability", "leave it at 1"
 
@@ -34,34 +35,35 @@ class Form:
 
     def __init__(self, host: Host, settings: FlashbackConfig) -> None:
         self.host, self.settings, self.name = host, settings, host.settings.name
-        self.anchor = FeatureAnchor(host) if settings.distance == "features" else HostAnchor(host)
+        self.plastic_distance = FeatureDistance(host) if settings.distance == "features" else HostDistance(host)
         self.check()
 
     # ------------------------------------------------------------ knowledge
 
     def support(self) -> Support:
         """Return where the plasticity distance acts: as the host declares, on all seen columns, or on the memory."""
-        support = self.anchor.support()
+        support = self.plastic_distance.support()
         if self.settings.support == "host":
             return support
         samples = "memory" if self.settings.support == "memory" else support.samples
-        columns = support.columns if support.columns == slice(None) else self.host.task.seen  # never fewer
+        acts_on_all = support.columns == slice(None)  # and stays so
+        columns = support.columns if acts_on_all else self.host.task.seen
         return replace(support, columns=columns, samples=samples)
 
     def blank(self) -> Knowledge:
         """Make blank plastic knowledge."""
-        knowledge = self.anchor.blank(self.support())
-        require(self.settings.teacher == "primary" or isinstance(knowledge, ModelKnowledge), self.no_copy())
+        knowledge = self.plastic_distance.blank(self.support())
+        require(self.settings.teacher == "primary" or isinstance(knowledge, ModelKnowledge), self.no_copy_message())
         return knowledge
 
     def fill(self, plastic: Knowledge) -> None:
         """Fill it from the primary model."""
-        self.anchor.fill(plastic)
+        self.plastic_distance.fill(plastic)
         if self.settings.where != "all" and isinstance(plastic, ReplayedTargets):
             self.mark_targets(plastic)
 
     def mark_targets(self, plastic: ReplayedTargets) -> None:
-        """Let the targets of the memory pull where the setting `where` says; the host is the primary model now."""
+        """Keep only the targets that `flashback.where` accepts; the host is the primary model now."""
         host, memory = self.host, self.host.memory
         assert memory is not None
         stored, labels = memory.images[: memory.filled], memory.labels[: memory.filled]
@@ -70,14 +72,14 @@ class Form:
             stable = host.embed(stored, logits_of, host.stable)
         elif self.settings.where == "better":
             stable = memory["targets"][: memory.filled]
-        plastic.pull_where(self.is_expert(host.embed(stored, logits_of), stable, labels))
+        plastic.keep_only(self.is_expert(host.embed(stored, logits_of), stable, labels))
 
     # ------------------------------------------------------------ losses
 
     def plasticity(self, step: Any, plastic: Knowledge) -> Tensor:
         """Compute Lp, without alpha_p."""
-        support = replace(self.support(), images=self.weights(step, plastic))
-        return self.anchor.distance(step, plastic, support)
+        support = replace(self.support(), images=self.image_mask(step, plastic))
+        return self.plastic_distance.distance(step, plastic, support)
 
     def stability_on_exemplars(self, step: Any) -> Tensor:
         """Compute Ls on the stored images alone, for `flashback.images=divided`."""
@@ -85,8 +87,8 @@ class Form:
         support = replace(self.host.stability_support(), images=exemplars)
         return self.host.config.training.stability * self.host.weighted_distance(step, self.host.stable, support)
 
-    def weights(self, step: Any, plastic: Any) -> Tensor | None:
-        """Return the weight that each image of the batch has in Lp, 0 or 1; None: 1 for all."""
+    def image_mask(self, step: Any, plastic: Any) -> Tensor | None:
+        """Mark the images of the batch that count in Lp, 1 or 0; None: all."""
         batch, chosen = step.batch, []
         if self.settings.images != "all":
             chosen.append(batch.slots == NOT_STORED)
@@ -101,7 +103,7 @@ class Form:
         seen = self.host.task.seen
         if stable is None:
             return plastic[:, seen].argmax(dim=1) == labels
-        return true_log_share(plastic[:, seen], labels) > true_log_share(stable[:, seen], labels)
+        return true_log_probability(plastic[:, seen], labels) > true_log_probability(stable[:, seen], labels)
 
     # ------------------------------------------------------------ the end of a task
 
@@ -124,9 +126,9 @@ class Form:
     def check(self) -> None:
         """Refuse what this host cannot have, before any training."""
         settings, host = self.settings, self.host
-        require(self.has_distance or host.memory is not None, self.no_distance())
+        require(self.has_distance or host.memory is not None, self.no_distance_message())
         require(
-            settings.distance == "host" or self.copies_network or host.has_one_backbone,
+            settings.distance == "host" or self.host_copies_network or host.has_one_backbone,
             f"flashback.distance=features needs a host that keeps a copy of its network or trains a single one; "
             f"{self.name} does neither, leave it out",
         )
@@ -139,17 +141,17 @@ class Form:
             settings.support != "memory" or host.memory is not None,
             f"flashback.support=memory needs a host with a memory; {self.name} has none, use host or all",
         )
-        require(settings.teacher == "primary" or self.copies, self.no_copy())
+        require(settings.teacher == "primary" or self.plastic_copies_network, self.no_copy_message())
         if settings.merge:
             self.check_merge()
-        require(host.has_stability or settings.phase1_stability == 1, self.no_stability(PHASE_1_WEIGHT))
+        require(host.has_stability or settings.phase1_stability == 1, self.no_stability_message(PHASE_1_WEIGHT))
         if settings.images != "all":
             self.check_images()
         if settings.where != "all":
             self.check_where()
 
     def check_merge(self) -> None:
-        require(self.copies, self.no_copy("flashback.merge", "leave it out"))
+        require(self.plastic_copies_network, self.no_copy_message("flashback.merge", "leave it out"))
         require(
             self.host.has_one_backbone,
             f"flashback.merge needs a host with one backbone, and {self.name} makes several; leave it out",
@@ -167,28 +169,31 @@ class Form:
         )
         where = "with flashback.support=memory" if self.settings.support == "memory" else f"in {self.name}"
         require(not self.on_memory, f"{setting} has nothing to choose: {where} plasticity acts on stored images alone")
-        require(self.weighs_images and (self.host.weighs_images or setting != DIVIDED[0]), self.no_weights(setting))
-        require(self.host.has_stability or self.settings.images != "divided", self.no_stability(DIVIDED))
+        require(
+            self.weighs_images and (self.host.weighs_images or self.settings.images != "divided"),
+            self.no_weights_message(setting),
+        )
+        require(self.host.has_stability or self.settings.images != "divided", self.no_stability_message(DIVIDED))
 
     def check_where(self) -> None:
         setting, host = f"flashback.where={self.settings.where}", self.host
         require(
-            self.copies or self.copies_network or host.replays_targets,
+            self.plastic_copies_network or self.host_copies_network or host.replays_targets,
             f"{setting} needs plastic knowledge that gives each image a logit for each class, and that of {self.name} "
             "does not; leave it out",
         )
-        require(self.on_memory or self.weighs_images, self.no_weights(setting))
-        output = Output(torch.ones(1, 1), torch.ones(1, 1))
+        require(self.on_memory or self.weighs_images, self.no_weights_message(setting))
+        output = Output(torch.ones(1, 1), torch.ones(1, 1))  # does the host store logits, or another part of it?
         stores_logits = isinstance(host.stable, StoredTargets) and host.response(output) is output.logits
         require(
-            self.settings.where != "better" or self.copies_network or stores_logits,
+            self.settings.where != "better" or self.host_copies_network or stores_logits,
             f"{setting} compares with the logits of the stable model, and {self.name} keeps none; use "
             "flashback.where=correct",
         )
 
     def check_task(self) -> None:
         """Refuse a host without a distance whose plasticity does not act on the memory."""
-        require(self.has_distance or self.support().samples == "memory", self.no_distance())
+        require(self.has_distance or self.support().samples == "memory", self.no_distance_message())
 
     @property
     def has_distance(self) -> bool:
@@ -206,39 +211,41 @@ class Form:
         return self.host.replays_targets or self.settings.support == "memory"
 
     @property
-    def copies_network(self) -> bool:
+    def host_copies_network(self) -> bool:
         """Whether the host's own knowledge is a copy of its network."""
         host = type(self.host)
         defaults = host.blank_knowledge is Host.blank_knowledge and host.fill_knowledge is Host.fill_knowledge
         return defaults and not self.host.replays_targets
 
     @property
-    def copies(self) -> bool:
+    def plastic_copies_network(self) -> bool:
         """Whether plastic knowledge is a copy of the network."""
-        return not self.on_memory and (self.copies_network or self.settings.distance == "features")
+        return not self.on_memory and (self.host_copies_network or self.settings.distance == "features")
 
-    def no_weights(self, setting: str) -> str:
+    def no_weights_message(self, setting: str) -> str:
         return (
             f"{setting} needs a distance that weighs images, and that of {self.name} does not; leave it out, or see "
             "weighs_images in docs/your-own-host.md"
         )
 
-    def no_distance(self) -> str:
+    def no_distance_message(self) -> str:
         return f"flashback needs a distance, and {self.name} has none; {DEFINE_DISTANCE}"
 
-    def no_stability(self, case: tuple[str, str]) -> str:
+    def no_stability_message(self, case: tuple[str, str]) -> str:
         setting, advice = case
         return f"{setting} weighs the loss term 'stability', and {self.name} has none of this name; {advice}"
 
-    def no_copy(self, setting: str = "flashback.teacher=running", advice: str = "use flashback.teacher=primary") -> str:
+    def no_copy_message(
+        self, setting: str = "flashback.teacher=running", advice: str = "use flashback.teacher=primary"
+    ) -> str:
         kept = f"{self.name} keeps other plastic knowledge"
         if self.settings.support == "memory":
             kept = "with flashback.support=memory it is targets for the memory"
         return f"{setting} needs plastic knowledge that is a copy of the whole network, and {kept}; {advice}"
 
 
-class HostAnchor:
-    """The plastic anchor that the host defines: its own distance, to knowledge of its own kind."""
+class HostDistance:
+    """What Lp compares by default: the host's own distance, to knowledge of its own kind."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -260,8 +267,8 @@ class HostAnchor:
         return self.host.weighted_distance(step, knowledge, support)
 
 
-class FeatureAnchor(HostAnchor):
-    """The features of the primary model, for any host with one network: 1 - cos, as LUCIR holds them, with weight 1.
+class FeatureDistance(HostDistance):
+    """The distance 1 - cos between features, as in LUCIR, with weight 1; for any host with one network.
 
     Its knowledge is a copy of the network, or the directions of features for the images of a memory.
     """
@@ -287,6 +294,6 @@ class FeatureAnchor(HostAnchor):
         return cosine_distance(step.output.features, knowledge(step.batch.x).features, support.images)
 
 
-def true_log_share(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the logarithm of the probability that each row gives its label."""
+def true_log_probability(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probability of each row's label."""
     return logits.log_softmax(dim=1).gather(1, labels[:, None]).squeeze(1)

@@ -56,13 +56,13 @@ class Memory(nn.Module):
             columns[name] = field
         for name, (shape, dtype) in columns.items():
             self.register_buffer(name, torch.zeros(capacity + 1, *shape, dtype=dtype))
-        self.columns = tuple(columns)
+        self.field_names = tuple(columns)
         self._known: tuple[Tensor, int, int] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         """All rows of a column, including the extra one."""
-        if name not in self.columns:
-            raise unknown("memory field", name, self.columns)
+        if name not in self.field_names:
+            raise unknown("memory field", name, self.field_names)
         return self.get_buffer(name)
 
     @property
@@ -100,7 +100,7 @@ class Memory(nn.Module):
         """Add empty slots."""
         if capacity == self.capacity:
             return
-        for name in self.columns:
+        for name in self.field_names:
             column = self[name]
             slots = column.new_zeros(capacity + 1, *column.shape[1:])
             slots[: self.capacity] = column[: self.capacity]
@@ -111,7 +111,7 @@ class Memory(nn.Module):
         """The size of the filled rows in bytes, or of everything allocated."""
         if allocated:
             return sum(tensor.nbytes for tensor in self.buffers())
-        return sum(self[name][0].nbytes for name in self.columns) * self.filled
+        return sum(self[name][0].nbytes for name in self.field_names) * self.filled
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n distinct filled slots uniformly at random; n must not exceed `available(n)`."""
@@ -176,7 +176,7 @@ class Memory(nn.Module):
 
     def _whole_rows(self, images: Tensor, labels: Tensor, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = {"images": images, "labels": labels, **fields}
-        if missing := set(self.columns) - {"stamps"} - set(values):
+        if missing := set(self.field_names) - {"stamps"} - set(values):
             raise FlashbackError(f"a new row of the memory needs its {', '.join(sorted(missing))} too")
         return values
 
@@ -199,7 +199,7 @@ class Memory(nn.Module):
         chosen, filled = slots.tolist(), self.filled
         if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(filled)):
             raise FlashbackError(f"slots to keep must be distinct and below {filled}, the number of filled slots")
-        for name in self.columns:
+        for name in self.field_names:
             column = self[name]
             kept = column[slots]
             column.zero_()[: len(chosen)] = kept
@@ -229,26 +229,6 @@ def reservoir_slots(seen: Tensor, capacity: int, uniforms: Tensor) -> Tensor:
     n = seen + torch.arange(len(uniforms), device=uniforms.device)
     r = (uniforms * (n + 1)).floor().long()
     return torch.where(n < capacity, n, r).clamp(max=capacity)
-
-
-def first_occurrences(slots: Tensor) -> Tensor:
-    """Mark the first occurrence of each slot."""
-    same = slots[:, None] == slots
-    return ~same.tril(diagonal=-1).any(dim=1)
-
-
-# ---------------------------------------------------------------- quotas of classes
-
-
-def balanced_quotas(capacity: int, old: int, new: int, generator: torch.Generator) -> list[int]:
-    """X-DER's quotas, which fill the memory: an equal share, rounded down, for old classes, all the rest for new ones.
-
-    The remainder goes to random new classes, one each. Old classes come first in the result.
-    """
-    share = capacity // (old + new)
-    each, left = divmod(capacity - old * share, new)
-    extra = set(torch.randperm(new, generator=generator, device=generator.device)[:left].tolist())
-    return [share] * old + [each + (index in extra) for index in range(new)]
 
 
 def within_quotas(labels: Tensor, quotas: Sequence[int]) -> Tensor:

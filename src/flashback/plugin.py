@@ -8,7 +8,7 @@ gives the plastic knowledge. Then the host flashes back to where the stage began
 Lp is the distance that the host itself defines, called with the plastic instead of the stable knowledge. Other forms of
 the two losses are in `flashback.forms`.
 
-With `flashback.teacher=running` there is no phase 1, and plastic knowledge is a running average of the trained model.
+With `flashback.teacher=running` phase 1 has no epochs, and plastic knowledge is a running average of the trained model.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ from flashback.errors import FlashbackError, abbreviate, require, unknown
 from flashback.forms import DIVIDED, PHASE_1_WEIGHT, Form
 from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.endings import newest_share
-from flashback.hosts.stages import Stage
-from flashback.knowledge import Knowledge, ModelKnowledge, Support, answering_once
+from flashback.hosts.stages import Stage, nothing
+from flashback.knowledge import Knowledge, ModelKnowledge, Support, cached_outputs
 
 PHASE_1, PHASE_2 = "phase 1", "phase 2"
 STEPS = "averaged steps"  # beside the tensors of a running teacher
@@ -59,8 +59,8 @@ class Flashback:
         self.form = Form(host, self.settings)
         self.snapshot: dict[str, Tensor] = {}
         self.plastic: Knowledge | None = None
-        self.alpha = torch.zeros((), device=host.device)  # on the device, so that it can change during phase 2
-        self.steps = torch.zeros((), device=host.device)  # in the average of a running teacher
+        self.alpha_now = torch.zeros((), device=host.device)  # on the device, so that it can change during phase 2
+        self.teacher_steps = torch.zeros((), device=host.device)  # in the average of a running teacher
 
     def __repr__(self) -> str:
         default, values = to_dict(FlashbackConfig(enabled=True)), to_dict(self.settings)
@@ -81,7 +81,7 @@ class Flashback:
     def phases(self, main: Stage) -> list[Stage]:
         """Split the main stage: E1 epochs of the host's losses, flash back, E2 epochs with the plasticity loss."""
         first_epochs, second_epochs = self.settings.split(main.epochs)
-        if first_epochs == 0 and not self.needs_plastic:
+        if first_epochs == 0 and not self.needs_plastic:  # the host alone
             return [replace(main, epochs=second_epochs)]
         optimisation = main.optimisation
         if self.settings.phase1_schedule == "none":
@@ -94,7 +94,7 @@ class Flashback:
         def losses_of_phase_1(step: Any) -> Mapping[str, Tensor]:
             """L1 = Lc + alpha_s Ls (FL Eq. 14), Ls weighed by `flashback.phase1_stability`."""
             terms = dict(main.losses(step))
-            require("stability" in terms, self.form.no_stability(PHASE_1_WEIGHT))
+            require("stability" in terms, self.form.no_stability_message(PHASE_1_WEIGHT))
             return {**terms, "stability": self.settings.phase1_stability * terms["stability"]}
 
         def losses_of_phase_2(step: Any) -> Mapping[str, Tensor]:
@@ -102,12 +102,12 @@ class Flashback:
             if not self.settings.alpha:
                 return main.losses(step)
             assert self.plastic is not None
-            with answering_once(self.host.stable, self.plastic):
+            with cached_outputs(self.host.stable, self.plastic):
                 terms = dict(main.losses(step))
                 if self.settings.images == "divided":
-                    require("stability" in terms, self.form.no_stability(DIVIDED))
+                    require("stability" in terms, self.form.no_stability_message(DIVIDED))
                     terms["stability"] = self.form.stability_on_exemplars(step)
-                terms["plasticity"] = self.alpha * self.form.plasticity(step, self.plastic)
+                terms["plasticity"] = self.alpha_now * self.form.plasticity(step, self.plastic)
             return terms
 
         def before_epoch_of_phase_2(epoch: int) -> None:
@@ -124,9 +124,9 @@ class Flashback:
             epochs=first_epochs,
             optimisation=optimisation,
             begin=begin_phase_1,
-            end=lambda: None,
+            end=nothing,
             losses=losses_of_phase_1 if self.settings.phase1_stability != 1 else main.losses,
-            main=False,
+            main=False,  # phase 2 stands for the main stage
             key=f"{main.training_key}, {PHASE_1}",
             setup_key=main.structure_key,
         )
@@ -163,26 +163,26 @@ class Flashback:
             FlashbackError: The checkpoint of a resumed run has no snapshot.
         """
         require(bool(self.snapshot), "the checkpoint lacks the state to flash back to; start a new run")
-        # Plastic targets belong to the images of M_{t-1} (FL Eq. 10). Phase 1 may have replaced some of them, and
-        # phase 2 will reuse its insertion stamps; so the memory is restored first.
+        # Plastic targets belong to the memory that phase 2 starts with, M_{t-1} (FL Eq. 10). Phase 1 may have replaced
+        # some of its images, and phase 2 issues the same stamps again, so the memory is restored first.
         self.restore("memory.")
         if self.plastic is not None:
             self.form.fill(self.plastic)
             self.plastic.requires_grad_(False)
         # The paper starts phase 2 from the stable state; `flashback.start` moves it towards the primary weights.
-        start, weights = self.settings.start, dict(self.host.named_parameters())
-        primary = {name: weight.clone() for name, weight in weights.items() if start and weight.requires_grad}
+        share, weights = self.settings.start, dict(self.host.named_parameters())
+        primary = {name: weight.clone() for name, weight in weights.items() if share and weight.requires_grad}
         self.restore()
         for name, weight in primary.items():
-            weights[name].lerp_(weight, start)
+            weights[name].lerp_(weight, share)
         self.snapshot = {}
-        self.steps.zero_()
+        self.teacher_steps.zero_()
 
     def move_teacher(self) -> None:
         """Move a running teacher towards the present model, after a step."""
         if isinstance(self.plastic, ModelKnowledge):
-            self.steps.add_(1)
-            self.plastic.follow(self.host.net, newest_share(self.steps, self.settings.decay))
+            self.teacher_steps.add_(1)
+            self.plastic.follow(self.host.net, newest_share(self.teacher_steps, self.settings.decay))
 
     def restore(self, prefix: str = "") -> None:
         """Copy the snapshot back into the host, or the part of it with this prefix."""
@@ -192,8 +192,8 @@ class Flashback:
 
     def set_alpha(self, epoch: int, epochs: int) -> None:
         """Set alpha_p for an epoch of phase 2, by `flashback.alpha_schedule`."""
-        share = {"constant": 1.0, "rising": (epoch + 1) / epochs, "falling": 1 - epoch / epochs}
-        self.alpha.fill_(self.settings.alpha * share[self.settings.alpha_schedule])
+        factor = {"constant": 1.0, "rising": (epoch + 1) / epochs, "falling": 1 - epoch / epochs}
+        self.alpha_now.fill_(self.settings.alpha * factor[self.settings.alpha_schedule])
 
     def finish(self, main: Stage) -> None:
         """Merge with the primary model if wanted, drop the plastic knowledge and end the task as the host does."""
@@ -241,7 +241,7 @@ class Flashback:
         """Return what Flashback holds besides the host: in phase 1 the snapshot, in phase 2 the plastic knowledge."""
         plastic = dict(self.plastic.state_dict()) if self.plastic is not None else {}
         if plastic and self.settings.teacher == "running":
-            plastic[STEPS] = self.steps
+            plastic[STEPS] = self.teacher_steps
         return {f"snapshot.{name}": tensor for name, tensor in self.snapshot.items()} | {
             f"plastic.{name}": tensor for name, tensor in plastic.items()
         }
@@ -258,7 +258,7 @@ class Flashback:
         if not plastic:
             self.plastic = None
         if self.plastic is not None:
-            steps = {STEPS: self.steps} if self.settings.teacher == "running" else {}
+            steps = {STEPS: self.teacher_steps} if self.settings.teacher == "running" else {}
             copy_tensors({**self.plastic.state_dict(), **steps}, plastic)
 
 

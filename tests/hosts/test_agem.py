@@ -167,7 +167,7 @@ def test_images_enter_the_memory_at_the_end_of_a_task_as_many_of_each_class() ->
     assert counts[1][1] == [4, 4, 4, 4, 4, 0, 0]
     assert counts[2][1][:5] == [2, 2, 2, 2, 2]
     assert sum(counts[2][1]) == 20
-    assert host.memory.columns == ("images", "labels", "stamps")
+    assert host.memory.field_names == ("images", "labels", "stamps")
 
 
 def test_draws_come_from_earlier_tasks_alone() -> None:

@@ -64,7 +64,7 @@ def test_the_reservoir_gets_raw_images_and_labels_and_nothing_else() -> None:
     (stage,) = host.stages()
     some_steps(host, stage, steps=1)
     stream = stage.stream()
-    assert host.memory.columns == ("images", "labels", "stamps")
+    assert host.memory.field_names == ("images", "labels", "stamps")
     assert torch.equal(host.memory.images[: host.memory.filled], stream.images[::2])
     assert torch.equal(host.memory.labels[: host.memory.filled], stream.labels[::2])
 

@@ -102,7 +102,7 @@ def test_balanced_distillation_against_a_loop():
 
 def test_heads_of_the_boosted_resnet32_in_the_protocol_with_fifty_first_classes():
     old = GrowingNet(build_backbone("resnet32", (3, 32, 32)), 50)
-    boosted = Boosted(old.backbone, old.head, 60, enhanced=60)
+    boosted = Boosted(old.backbone, old.head, 60, enhancement_rows=60)
     assert boosted.head.weight.shape == (60, 128)
     assert boosted.module.head.weight.shape == (60, 64)
     assert old.head.weight.shape == (50, 64)

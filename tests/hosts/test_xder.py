@@ -85,7 +85,7 @@ def test_attenuation_row_by_row(seed: int, width: int, gamma: float) -> None:
 def test_editing_writes_the_first_answer_to_each_slot_once() -> None:
     host = host_in(1)
     memory = host.memory
-    before = {name: memory[name].clone() for name in memory.columns}
+    before = {name: memory[name].clone() for name in memory.field_names}
     step = made_step(host, [4, 1, 7], [1, 9, 4])
     host.after_step(step)
     edited = {4: step.draws[0].output.logits[0], 1: step.draws[0].output.logits[1], 7: step.draws[0].output.logits[2]}

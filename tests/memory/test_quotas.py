@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashback.memory import balanced_quotas, within_quotas
+from flashback.hosts.replay import balanced_quotas
+from flashback.memory import within_quotas
 
 
 def generator(seed: int = 0) -> torch.Generator:

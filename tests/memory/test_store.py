@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flashback.errors import FlashbackError
-from flashback.memory import Memory, first_occurrences, reservoir_slots
+from flashback.hosts.xder import first_occurrences
+from flashback.memory import Memory, reservoir_slots
 
 SHAPE = (1, 1, 2)
 FIELDS = {"logits": ((3,), torch.float32), "task": ((), torch.int64)}
@@ -68,7 +69,7 @@ def test_reservoir_equals_the_sequential_rule(capacity: int, batches: list[int],
         assert memory.stamps[slot] == sample + 1
         assert (memory["logits"][slot] == sample).all()
         assert (memory.images[slot] == sample % 256).all()
-    for name in memory.columns:  # empty rows and the trash row stay zero
+    for name in memory.field_names:  # empty rows and the trash row stay zero
         assert not memory[name][memory.filled :].any()
 
 
@@ -343,7 +344,7 @@ def test_a_captured_step_equals_the_eager_one() -> None:
 
 
 def rows(memory: Memory) -> dict[str, Tensor]:
-    return {name: memory[name][: memory.filled].clone() for name in memory.columns}
+    return {name: memory[name][: memory.filled].clone() for name in memory.field_names}
 
 
 def test_widened_fields_keep_their_values_and_are_zero_beyond() -> None:

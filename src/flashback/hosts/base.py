@@ -1,7 +1,8 @@
 """Host: a continual-learning method.
 
 A host gives stages, named losses, and one distance between the model and a knowledge base. It calls that distance with
-its stable knowledge, Flashback with the plastic knowledge. A host never knows whether Flashback is on.
+its stable knowledge, Flashback with the plastic knowledge. A host never knows whether Flashback is on. Its contract is
+here, in `stages.py` and `prediction.py`, and in `knowledge/kinds.py` (`Support`, frozen copies).
 
 FL Eq. n is equation n of the Flashback Learning paper. Primary model: the model at the end of Flashback's phase 1, from
 which the plastic knowledge is read.
@@ -56,7 +57,7 @@ class Host(Predictor):
     Attributes:
         settings: The section `host` of the configuration, an instance of `Settings`.
         net: The network; `net(x)` gives an `Output` with features and logits.
-        columns: The number of classes that have a column by now.
+        columns: The current number of class columns.
         task: The present task, with column slices `old`, `new`, `seen` and the labels `before` (earlier) and `classes`.
         stable: The knowledge of earlier tasks; None in the first task.
         memory: The stored images, for hosts that have some.
@@ -79,7 +80,7 @@ class Host(Predictor):
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
     has_parts_by_task: ClassVar[bool] = True  # whether tasks leave parts behind, all of which a resumed run makes again
     reads_gradients: ClassVar[bool] = False  # whether importance comes from gradients of the task loss during training
-    weighs_images: ClassVar[bool] = False  # whether its `distance` multiplies that of each image by `support.images`
+    weighs_images: ClassVar[bool] = False  # whether `distance` applies the weights of single images, `support.images`
     has_one_backbone: ClassVar[bool] = True  # settings of training that act on the backbone need this
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -139,7 +140,10 @@ class Host(Predictor):
             f"training.merge needs a host that learns task by task, and {config.host.name} learns all tasks at once; "
             "leave it out",
         )
-        require(training.stability == 1 or (self.has_knowledge and self.has_stability), no_stability(config.host.name))
+        require(
+            training.stability == 1 or (self.has_knowledge and self.has_stability),
+            no_stability_message(config.host.name),
+        )
         self.views = Views(benchmark.mean, benchmark.std, training.views, size=training.image_size)
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
@@ -282,14 +286,14 @@ class Host(Predictor):
         return with_ending(self, self.with_stability_weight(replace(stage, **changes)))
 
     def with_stability_weight(self, stage: Stage) -> Stage:
-        """Return the stage with its stability loss multiplied by `training.stability`; Flashback's own term stays."""
+        """Return the stage with its stability loss multiplied by `training.stability`; plasticity is not scaled."""
         factor, losses = self.config.training.stability, stage.losses
         if factor == 1 or self.task.index == 0:
             return stage
 
         def weighted_losses(step: Any) -> Mapping[str, Tensor]:
             terms = losses(step)
-            require("stability" in terms, no_stability(self.settings.name))
+            require("stability" in terms, no_stability_message(self.settings.name))
             return {**terms, "stability": factor * terms["stability"]}
 
         return replace(stage, losses=weighted_losses)
@@ -399,7 +403,10 @@ class Host(Predictor):
         raise FlashbackError(f"{self.settings.name} has no distance to what it knows; {DEFINE_DISTANCE}")
 
     def weighted_distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
-        """Compute the distance where the support says, times its weight; both losses, Ls and Lp, are this."""
+        """Compute `support.weight` times the distance; Ls and Lp are both this.
+
+        For samples="memory" it is the distance to targets for stored images.
+        """
         distance = self.replay_distance if support.samples == "memory" else self.distance
         return support.weight * distance(step, knowledge, support)
 
@@ -458,7 +465,7 @@ class Host(Predictor):
 # ---------------------------------------------------------------- helpers
 
 
-def no_stability(host: str) -> str:
+def no_stability_message(host: str) -> str:
     return (
         f"training.stability weighs the loss term 'stability' of later tasks, and {host} has none of this name; leave "
         "it at 1"

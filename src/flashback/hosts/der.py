@@ -47,7 +47,7 @@ class DER(ReplayHost):
         return terms
 
     def stability_support(self) -> Support:
-        """The distance, a squared error on the first draw, is that of `ReplayHost`."""
+        """The first draw, all columns, weight alpha; `ReplayHost.distance` is the squared error to stored targets."""
         return Support(samples="memory", weight=self.settings.alpha)
 
     def response(self, output: Output) -> Tensor:
@@ -68,7 +68,7 @@ class DERPlusPlus(DER):
     """DER, and cross-entropy on a second, independent draw from the memory (Eq. 6 of Buzzega et al.)."""
 
     Settings = DERPlusPlusSettings
-    draws = 2
+    draws_per_step = 2
     has_parts_by_task = False
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:

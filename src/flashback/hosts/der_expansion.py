@@ -53,7 +53,7 @@ class DERExpansion(BoostingHost):
             frozen = cast(list[Backbone], self.stable.model.module.parts)
             modules, head = [*frozen, self.net.module.backbone], self.net.head
         self.stable = ModelKnowledge(Concatenation(modules, head))
-        self.net = Boosted(modules[-1], head, self.task.seen.stop, enhanced=1 + len(self.task.classes))
+        self.net = Boosted(modules[-1], head, self.task.seen.stop, enhancement_rows=1 + len(self.task.classes))
 
     def end(self) -> None:
         """Align the new rows of the head, then choose exemplars."""

@@ -17,9 +17,11 @@ from flashback.knowledge import ImportantParameters, Support, flat, soft_binary_
 
 @dataclass(frozen=True)
 class ElasticSettings(HostSettings):
-    # Cross-entropy over all columns, or over those of the task, as with a head for each; or a binary loss on these.
+    # ce_all: cross-entropy over all columns. ce_current: over the columns of the task, like one head for each task.
+    # bce_current: binary cross-entropy over the columns of the task.
     loss: Literal["ce_all", "ce_current", "bce_current"] = "ce_all"
-    strength: NotNegative = 10.0  # lambda; alpha_s of FL Eq. 14 is strength for ewc, afec and caf, else 2 * strength
+    # lambda. alpha_s of FL Eq. 14 is strength for ewc, afec and caf; 2 * strength for the others, without a factor 1/2.
+    strength: NotNegative = 10.0
 
 
 class ElasticHost(Host):
@@ -62,11 +64,11 @@ class ElasticHost(Host):
         return soft_binary_cross_entropy(logits[:, new], one_hot(labels, new, logits.dtype))
 
     def softmax_columns(self) -> slice:
-        """Return the columns that share a softmax where a method asks for probabilities."""
+        """Return the columns over which probabilities are taken, as for the Fisher information."""
         return self.task.new if self.settings.loss == "ce_current" else slice(None)
 
     def anchored_parameters(self) -> list[nn.Parameter]:
-        """Return what is pulled: all that is trained in the network, but nothing that a host trains beside it."""
+        """Return the parameters under the penalty: those trained in `net`, not other modules of the host."""
         return trainable(self.net)
 
     def importance(self) -> Tensor:
@@ -87,6 +89,7 @@ class ElasticHost(Host):
         return Support(weight=self.settings.strength)
 
     def plasticity_support(self) -> Support:
+        """Weight 1, without the half of FL Eq. 22."""
         return Support()
 
     def blank_knowledge(self) -> ImportantParameters:

@@ -21,8 +21,8 @@ from flashback.knowledge.importance import Estimator, fisher_diagonal
 
 @dataclass(frozen=True)
 class FisherSettings(ElasticSettings):
-    # FL Eq. 4 is "empirical". Published strengths near 10 are for "mammoth", whose entries are several times
-    # smaller; with the others, training at the usual rates can diverge at such strengths.
+    # "exact" is the Fisher information of the EWC paper, "empirical" is FL Eq. 4. Published strengths near 10 are for
+    # "mammoth", whose entries are several times smaller; with the other two, training can diverge at such strengths.
     fisher: Estimator = "mammoth"
 
 
@@ -30,7 +30,7 @@ class FisherSettings(ElasticSettings):
 class EWC(ElasticHost):
     """One anchor for each task so far: lambda / 2 * sum_i sum F_i (theta - theta_i)^2.
 
-    F_i estimates the diagonal of the Fisher information of task i at theta_i, the parameters it ended with.
+    F_i estimates the diagonal of the Fisher information of task i at theta_i, the parameters at the end of task i.
     `host.fisher` chooses how; the default weighs the squared gradient of each image by p(y), as Mammoth does.
     """
 

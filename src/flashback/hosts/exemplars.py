@@ -134,9 +134,9 @@ class ExemplarHost(Host):
 def herd_classes(features: Sequence[Tensor] | Tensor, quota: int, normalise: bool = False) -> list[Tensor]:
     """Rank up to `quota` rows of each class, [n_i, d], by herding (iCaRL, Alg. 4), best first.
 
-    Each row brings the mean of the rows so far nearest to the class mean. Every prefix is the ranking of a smaller
-    quota. It works in float64, where only true duplicates tie; the first of them is selected. Classes of similar size
-    are processed together, padded to the largest of them.
+    Each step adds the row that brings the mean of the chosen rows closest to the class mean. Every prefix is the
+    ranking for a smaller quota. It works in float64, where only true duplicates tie; the first of them is selected.
+    Classes of similar size are processed together, padded to the largest of them.
     """
     batches: dict[int, list[int]] = {}
     for k, rows in enumerate(features):

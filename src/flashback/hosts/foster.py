@@ -43,7 +43,10 @@ class FosterSettings(ExemplarSettings):
 
 
 class BoostingHost(ExemplarHost):
-    """A host that trains a new module m beside the frozen network h_s, with one head on [h_s ; m] (FL Eq. 7)."""
+    """A host that trains a new module m beside the frozen network h_s, with one head on [h_s ; m] (FL Eq. 7).
+
+    A subclass sets `stable` and `net` in `allocate`.
+    """
 
     family = "dynamic"
     has_one_backbone = False
@@ -76,7 +79,7 @@ class BoostingHost(ExemplarHost):
         return self.task.classes.stop
 
     def expanded(self) -> nn.Module:
-        """Return h_s and the new module as one network, the teacher; in the first task the only network."""
+        """Return h_s and the new module as one network, net(h_s(x), x): the teacher; in task 1 the only network."""
         stable, net = self.stable, self.net
         return net if stable is None else ComposedNet(lambda x: net(stable(x), x), stable, net)
 
@@ -118,7 +121,7 @@ class Foster(BoostingHost):
         old = self.compression.student or cast(GrowingNet, self.net)
         seen = self.task.seen.stop
         self.stable, self.compression.student = OldNet(old), None
-        self.net = Boosted(old.backbone, old.head, seen, enhanced=seen)
+        self.net = Boosted(old.backbone, old.head, seen, enhancement_rows=seen)
         self.register_buffer("weights", torch.ones(seen))
 
     def begin(self) -> None:
@@ -133,6 +136,7 @@ class Foster(BoostingHost):
             self.refill()
 
     def old_parts(self) -> tuple[Backbone, LinearHead]:
+        """Return the backbone and the head that the student starts from: those of h_s."""
         assert self.stable is not None
         old = cast(GrowingNet, self.stable.model.module)
         return old.backbone, old.head

@@ -16,9 +16,9 @@ from flashback.knowledge import ModelKnowledge, Support, soft_binary_cross_entro
 
 @dataclass(frozen=True)
 class ICaRLSettings(ExemplarSettings):
-    # Herd and average unit-length features, as the paper does; False is as in the code of the Flashback authors.
+    # Herd and average unit-length features, as the iCaRL paper does; False is as in the Flashback authors' code.
     normalise: bool = False
-    # Columns of the loss; "all" also trains future classes towards 0, as the authors' code and Mammoth do.
+    # Columns of the loss; "all" also trains future classes towards 0, as the iCaRL authors' code and Mammoth do.
     columns: Literal["seen", "all"] = "seen"
 
 
@@ -38,12 +38,12 @@ class BinaryDistillation(Host):
 
         A BCE is a mean over images and columns, so L is the mean over all n targets of an image; Alg. 3 sums over them.
         """
-        labelled = slice(self.first_labelled(), self.trained_columns())
+        labelled = self.labelled()
         logits = step.output.logits[:, labelled]
-        labels = one_hot(step.batch.y, labelled, logits.dtype)  # all zero for exemplars
-        weight = (labelled.stop - labelled.start) / self.targets()
+        labels = one_hot(step.batch.y, labelled, logits.dtype)  # all zero for exemplars, unless classes came again
+        weight = (labelled.stop - labelled.start) / self.target_count()
         terms = {"task": weight * soft_binary_cross_entropy(logits, labels)}
-        if self.stable is not None:
+        if self.task.index > 0:
             terms["stability"] = self.stability(step)
         return terms
 
@@ -53,23 +53,24 @@ class BinaryDistillation(Host):
         return soft_binary_cross_entropy(step.output.logits[:, support.columns], outputs, support.images)
 
     def stability_support(self) -> Support:
-        return Support(columns=self.task.old, weight=len(self.task.before) / self.targets())
+        return Support(columns=self.task.old, weight=len(self.task.before) / self.target_count())
 
     def plasticity_support(self) -> Support:
-        """The columns that learn from labels: the primary model is the expert on these."""
-        return Support(columns=slice(self.first_labelled(), self.task.seen.stop))
+        """The seen columns that learn from labels, with weight 1: there the primary model is the expert."""
+        return Support(columns=slice(self.labelled().start, self.task.seen.stop))
 
-    def first_labelled(self) -> int:
-        """The first column that learns from the labels."""
-        return 0 if self.task.revisited else self.task.new.start
+    def labelled(self) -> slice:
+        """Return the columns that learn from labels: the new ones, or all if known classes come again.
 
-    def targets(self) -> int:
-        """The number of targets of an image: one for each column that learns from labels or from the old model."""
-        return len(self.task.before) + self.trained_columns() - self.first_labelled()
+        With columns="all", classes still to come count as new.
+        """
+        end = self.columns if self.settings.columns == "all" else self.task.seen.stop
+        return slice(0 if self.task.revisited else self.task.new.start, end)
 
-    def trained_columns(self) -> int:
-        """Return n, the number of columns in the loss; with columns="all", future classes count as new."""
-        return self.columns if self.settings.columns == "all" else self.task.seen.stop
+    def target_count(self) -> int:
+        """Return n, the targets of an image: one per column that learns from labels, one per old column."""
+        labelled = self.labelled()
+        return len(self.task.before) + len(range(labelled.start, labelled.stop))
 
     def can_revisit(self) -> bool:
         return True

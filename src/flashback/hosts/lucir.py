@@ -57,7 +57,8 @@ class LUCIR(ExemplarHost):
 
     A task has two stages. The first trains the backbone and the new class vectors, which are imprinted, with three
     losses (Section 3 of Hou et al.): cross-entropy on scaled cosines, the less-forget constraint on features, and the
-    margin ranking loss. The second tunes the class vectors on the exemplars, equally many per class.
+    margin ranking loss. The second, an option in the authors' code, tunes the class vectors on the exemplars, equally
+    many per class; exemplars are herded at the end of the first (`ExemplarHost.end`).
     Future classes have a column with a random vector until they are imprinted: zero-shot accuracy is chance.
     The authors' network has no ReLU before the classifier; of the nets here only resnet32-cosine does the same.
     """
@@ -85,7 +86,7 @@ class LUCIR(ExemplarHost):
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         """L = CE(sigma * cos) + margin_weight * margin ranking + lambda * (1 - cos(features, old features))."""
         terms = self.classification(step)
-        if self.stable is not None:
+        if self.task.index > 0:
             terms["stability"] = self.stability(step)
         return terms
 
@@ -106,10 +107,12 @@ class LUCIR(ExemplarHost):
 
     def stability_support(self) -> Support:
         """lambda = lambda_base * sqrt(old / new classes), as in the authors' code; Eq. 7 prints the inverse ratio."""
-        return Support(weight=self.settings.lambda_base * math.sqrt(self.growth()))
+        task = self.task
+        growth = task.index if self.settings.scale == "tasks" else len(task.before) / len(task.classes)
+        return Support(weight=self.settings.lambda_base * math.sqrt(growth))
 
     def plasticity_support(self) -> Support:
-        """The features of the whole batch. The factor is not in the paper but in its authors' experiments."""
+        """The features of the whole batch; the factor is from the Flashback authors' experiments, not their paper."""
         return Support(weight=self.settings.lambda_base / math.sqrt(self.task.index))
 
     def response(self, output: Output) -> Tensor:
@@ -118,7 +121,7 @@ class LUCIR(ExemplarHost):
     def response_width(self) -> int:
         return self.net.backbone.width
 
-    # ------------------------------------------------------------ the switches `columns` and `scale`
+    # ------------------------------------------------------------ the switch `columns`
 
     def trained_columns(self) -> int:
         return self.columns if self.settings.columns == "all" else self.task.seen.stop
@@ -126,13 +129,8 @@ class LUCIR(ExemplarHost):
     def trains_future_classes(self) -> bool:
         return self.settings.columns == "all"
 
-    def growth(self) -> float:
-        """Return what lambda_base grows with: old classes per new class, or the number of earlier tasks."""
-        by_task = self.settings.scale == "tasks"
-        return self.task.index if by_task else len(self.task.before) / len(self.task.classes)
 
-
-def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: Count, margin: float) -> Tensor:
+def margin_ranking(cosines: Tensor, labels: Tensor, new: slice, hardest: int, margin: float) -> Tensor:
     """Inter-class separation (Section 3.4): hinge of old samples against their K nearest new class vectors."""
     true = cosines.gather(1, labels[:, None])
     nearest = cosines[:, new].topk(min(hardest, new.stop - new.start), dim=1).values
@@ -164,8 +162,8 @@ def imprint(host: Any, unit_vectors: Callable[[Tensor, Tensor], Tensor]) -> None
 def balanced_finetuning(host: Any, losses: Callable[[Step], Mapping[str, Tensor]]) -> list[Stage]:
     """The stage that trains the classifier alone on the exemplars; no stage in the first task or with finetune=none.
 
-    finetune=seen: all class vectors, with batch-norm statistics and sigma held (the original). finetune=current: those
-    of the task, with statistics of the batch and sigma trained (Mammoth).
+    finetune=seen: all class vectors, with batch-norm statistics and sigma frozen (the original). finetune=current:
+    those of the task, with statistics of the batch and sigma trained (Mammoth).
     """
     settings = host.settings
     if host.task.index == 0 or settings.finetune == "none":

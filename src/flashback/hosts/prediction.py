@@ -181,5 +181,5 @@ def logits_of(output: Output) -> Tensor:
 
 
 def directions(output: Output) -> Tensor:
-    """Return features of a length for which 1 - cos is the mean squared difference: targets for a memory."""
+    """Return features scaled so that the mean squared difference of two rows is 1 - cos; used as memory targets."""
     return math.sqrt(output.features.shape[1] / 2) * F.normalize(output.features)

@@ -16,7 +16,7 @@ from flashback.errors import require
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Step
 from flashback.knowledge import Knowledge, ReplayedTargets, Support, squared_error
-from flashback.memory import Field, Memory, balanced_quotas, within_quotas
+from flashback.memory import Field, Memory, within_quotas
 from flashback.nets import Net, Output, joint_forward
 
 
@@ -70,7 +70,7 @@ class ReplayHost(Host):
     replays_targets = True
     memory: Memory
     net: Net
-    draws: ClassVar[int] = 1  # independent draws of a step
+    draws_per_step: ClassVar[int] = 1  # independent of each other
     stores_at_end: ClassVar[bool] = False  # images enter the memory when a task ends, not in every step
 
     def build(self) -> None:
@@ -83,7 +83,7 @@ class ReplayHost(Host):
         """Grow the network; stored targets are 0 in the new columns."""
         super().grow(columns)
         self.check_memory(columns)
-        if "targets" in self.memory.columns and self.response_width() > self.memory["targets"].shape[1]:
+        if "targets" in self.memory.field_names and self.response_width() > self.memory["targets"].shape[1]:
             self.memory.widen("targets", self.response_width())
 
     def check(self) -> None:
@@ -104,11 +104,11 @@ class ReplayHost(Host):
         """Nothing to allocate: the memory is there from the start."""
 
     def knowledge_bytes(self) -> dict[str, int]:
-        """The whole memory, as plastic targets too have room for every slot."""
+        """Count the allocated memory, since plastic targets also reserve a row for every slot."""
         return {"stable": self.memory.nbytes(allocated=True)}
 
     def available(self, wanted: int) -> int:
-        """Return how many images a draw can give."""
+        """Return the size of a draw: the wanted one, or less while the memory fills."""
         if self.stores_at_end and self.task.index == 0:
             return 0  # asking the memory would wait for the device in every step
         return self.memory.available(min(wanted, self.memory.capacity))
@@ -121,10 +121,10 @@ class ReplayHost(Host):
         return not self.stores_at_end and self.available(whole) < whole
 
     def draw(self) -> list[Draw]:
-        """Draw images uniformly from the memory, `draws` times, and augment them; nothing from an empty memory."""
+        """Draw images uniformly from the memory, `draws_per_step` times, and augment them; none if it is empty."""
         drawn = []
         size = self.available(self.settings.minibatch)
-        for _ in range(self.draws if size else 0):
+        for _ in range(self.draws_per_step if size else 0):
             slots = self.memory.draw(size, self.generator)
             x = self.views.weak(self.memory.images[slots], self.generator)
             drawn.append(Draw(slots, self.memory.labels[slots], x))
@@ -151,12 +151,12 @@ class ReplayHost(Host):
         return knowledge.distance(self.response(output), slots, self.memory, support.columns)
 
     def replay_distance(self, step: Any, knowledge: StoredTargets | ReplayedTargets, support: Support) -> Tensor:
-        """Call `distance`, which a subclass may override: all knowledge of this host is about stored images."""
+        """Call `distance`: all knowledge of this host is about stored images, so there is no second distance."""
         return self.distance(step, knowledge, support)
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
         """Return the outputs for the first draw, and its slots."""
-        require(bool(step.draws), "this step has no draw: the memory is empty, or the class sets draws = 0")
+        require(bool(step.draws), "this step has no draw: the memory is empty, or the class sets draws_per_step = 0")
         first: Draw = step.draws[0]
         return first.output, first.slots
 
@@ -164,11 +164,22 @@ class ReplayHost(Host):
 # ---------------------------------------------------------------- a memory that is balanced when a task ends
 
 
+def balanced_quotas(capacity: int, old: int, new: int, generator: torch.Generator) -> list[int]:
+    """X-DER's quotas, which fill the memory: an equal share, rounded down, for old classes, all the rest for new ones.
+
+    The remainder goes to random new classes, one each. Old classes come first in the result.
+    """
+    share = capacity // (old + new)
+    each, left = divmod(capacity - old * share, new)
+    extra = set(torch.randperm(new, generator=generator, device=generator.device)[:left].tolist())
+    return [share] * old + [each + (index in extra) for index in range(new)]
+
+
 def trim_to_quotas(memory: Memory, task: Task, generator: torch.Generator) -> list[int]:
-    """Keep as many images of each past class as it may have from now on, of one that comes again half as many.
+    """Trim each past class to its share of the memory; a class that comes again keeps half of its share.
 
     Returns:
-        The number of images that every class may still get.
+        The free places of each class.
     """
     absent = [column for column in task.before if column not in task.revisited]
     quotas = balanced_quotas(memory.capacity, len(absent), len(task.columns), generator)

@@ -54,7 +54,7 @@ class Optimisation:
         return cls(**settings)
 
     def rate(self, epoch: int, epochs: int) -> float:
-        """Return the learning rate of an epoch, counted from 0, of so many; the first one has the base rate."""
+        """Return the learning rate of an epoch, counted from 0, of `epochs` in all; the first one has the base rate."""
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
         if self.schedule == "step":

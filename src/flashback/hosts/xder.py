@@ -19,9 +19,9 @@ from flashback.benchmarks import Task
 from flashback.config import Count, NotNegative, Positive, Rule
 from flashback.errors import require
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.replay import Draw, ReplayHost, ReplaySettings, ReplayStep, sample_new_images, trim_to_quotas
+from flashback.hosts.replay import ReplayHost, ReplaySettings, ReplayStep, sample_new_images, trim_to_quotas
 from flashback.knowledge import Support, masked_mean
-from flashback.memory import Field, first_occurrences
+from flashback.memory import Field
 from flashback.nets import full_precision, joint_forward, untracked_batchnorm
 
 
@@ -53,15 +53,17 @@ class XDER(ReplayHost):
     - new images are classified in the present head alone, stored ones in the past heads alone;
     - future heads learn to separate the classes seen so far, by a contrastive loss on SimCLR's views without blur;
     - constraints keep past and future logits below those of the true head, by a margin.
-    A step draws two minibatches uniformly from the memory (`draw`) and runs the network on the batch and on each draw,
-    as if one after the other (`joint_forward`). When a task ends, the memory is balanced over the classes; there is no
-    reservoir.
+    A step draws two minibatches uniformly from the memory (`draw`) for the losses, and a third for the strong views. It
+    runs the network on the batch and on each draw, as if one after the other (`joint_forward`). When a task ends, the
+    memory is balanced over the classes; there is no reservoir.
+
+    In the authors' code, implanting is `update_logits` and the preparation of future heads the future consistency loss.
     """
 
     Settings = XDERSettings
-    draws = 2
+    draws_per_step = 2
     stores_at_end = True
-    task_of: Tensor  # the task of every column
+    task_of: Tensor  # the task of each column that exists from the start
 
     def build(self) -> None:
         super().build()
@@ -87,17 +89,21 @@ class XDER(ReplayHost):
         return super().variant(), self.available(self.settings.contrastive_batch)
 
     def forward(self, batch: Batch) -> XDERStep:
-        """Run the batch, two draws from the memory and, while there are future heads, strong views of both."""
+        """Run the batch, two draws from the memory and, while there are future heads, strong views.
+
+        The strong views, of new images and of a third draw, do not update the running statistics of batch norm.
+        """
         draws, strong = self.draw(), self.strong_views(batch)
         untracked = [] if strong is None else [strong[0]]
         output, *others = joint_forward(self.net, [batch.x, *(draw.x for draw in draws)], untracked=untracked)
-        step = XDERStep(batch, output, list(map(Draw.with_output, draws, others)), None)
-        if strong is not None:
-            step.strong = others[-1].logits, strong[1]
-        return step
+        drawn = [draw.with_output(out) for draw, out in zip(draws, others, strict=False)]
+        return XDERStep(batch, output, drawn, None if strong is None else (others[-1].logits, strong[1]))
 
     def strong_views(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Two strong views of new and of stored images as one batch, and their labels; None without future heads."""
+        """Return two strong views of new and of stored images as one batch, and their labels.
+
+        None without future heads.
+        """
         if not self.future_tasks:
             return None
         size = self.settings.contrastive_batch
@@ -111,7 +117,7 @@ class XDER(ReplayHost):
         return True
 
     def losses(self, step: XDERStep) -> Mapping[str, Tensor]:
-        """Sum up what the class lists.
+        """Return the terms that the class lists.
 
         L = CE(new, present head) + alpha * mean (o - o_stored)^2 on draw 1 + beta * CE(past heads) on draw 2
             + lambda * contrastive loss of the future heads + eta * (past constraint + future constraint)
@@ -151,7 +157,7 @@ class XDER(ReplayHost):
         return mean_violation(logits[:, self.task.seen.stop :].amax(dim=1) + self.settings.margin - true_head, counted)
 
     def stability_support(self) -> Support:
-        """The distance, a squared error on the first draw, is that of `ReplayHost`."""
+        """The first draw, all columns, weight alpha; `ReplayHost.distance` is the squared error to stored targets."""
         return Support(samples="memory", weight=self.settings.alpha)
 
     def after_step(self, step: ReplayStep) -> None:
@@ -204,6 +210,12 @@ class XDER(ReplayHost):
         batches = raw.tensor_split(math.ceil(len(raw) / self.config.training.batch_size))
         with untracked_batchnorm(self.net):
             return torch.cat([self.net(self.views.weak(part, self.generator)).logits for part in batches])
+
+
+def first_occurrences(slots: Tensor) -> Tensor:
+    """Mark the first occurrence of each slot."""
+    same = slots[:, None] == slots
+    return ~same.tril(diagonal=-1).any(dim=1)
 
 
 def attenuated(logits: Tensor, truth: Tensor, gamma: float) -> Tensor:

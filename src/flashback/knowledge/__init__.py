@@ -19,8 +19,8 @@ from flashback.knowledge.kinds import (
     ModuleKnowledge,
     ReplayedTargets,
     Support,
-    answering_once,
     bytes_of,
+    cached_outputs,
     copy_state,
 )
 
@@ -31,8 +31,8 @@ __all__ = [
     "ModuleKnowledge",
     "ReplayedTargets",
     "Support",
-    "answering_once",
     "bytes_of",
+    "cached_outputs",
     "copy_state",
     "cosine_distance",
     "flat",

@@ -1,7 +1,7 @@
 """Distances between the outputs of a model and what a knowledge base holds. Means over samples and columns.
 
-`weights`, one for each image [B], multiplies the distance of an image; the mean is still over all of them. So an image
-of weight 0 counts as no distance, and every other one is pulled as without weights.
+`weights` [B] scales the distance of each image. The mean is over all images, so a weight of 0 removes an image and
+leaves the pull of the others unchanged.
 """
 
 from collections.abc import Sequence

@@ -91,8 +91,12 @@ def fisher_diagonal(
 ) -> Tensor:
     """Compute the diagonal of the Fisher information (FL Eq. 4 and 11), flat, in the order of the trained parameters.
 
-    "empirical" is the mean over images of (grad log p(y))^2, as printed; the other estimators are described below. p is
-    a softmax over `columns`, which hold all labels; `view` turns raw images into inputs of the network.
+    The estimators are means over images, with p a softmax over `columns`, which hold all labels:
+    - "empirical": (grad log p(y))^2, as printed;
+    - "mammoth": the same times p(y), so that images the network gets wrong do not dominate;
+    - "exact": the sum over classes c of p(c) (grad log p(c))^2, the Fisher information of the EWC paper, at the cost of
+      a pass for each class.
+    `view` turns raw images into inputs of the network.
     """
 
     def log_likelihood(weights: Weights, x: Tensor, column: Tensor) -> Tensor:
@@ -114,11 +118,6 @@ def output_sensitivity(net: nn.Module, images: Tensor, view: View, columns: slic
 
     no_labels = torch.zeros(len(images), dtype=torch.long)
     return mean_over_images(net, images, no_labels, view, squared_norm, torch.abs_)
-
-
-# ---------------------------------------------------------------- other estimators of the Fisher information
-# mammoth: (grad log p(y))^2 times p(y), so that images the network gets wrong do not dominate
-# exact:   (grad log p(c))^2 times p(c), summed over all columns c, at the cost of a pass for each
 
 
 def weighted_by_probability(log_likelihood: Score) -> Score:

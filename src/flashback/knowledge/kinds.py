@@ -35,7 +35,7 @@ class ModelKnowledge(Knowledge):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = Frozen(model)
-        self.answers: dict[int, tuple[Tensor, Output]] | None = None  # inside `answering_once`
+        self.answers: dict[int, tuple[Tensor, Output]] | None = None  # inside `cached_outputs`
 
     def forward(self, x: Tensor) -> Output:
         if self.answers is None:
@@ -112,8 +112,8 @@ class ReplayedTargets(Knowledge):
             self.targets[: memory.filled] = respond(memory.images[: memory.filled])
 
     @torch.no_grad()
-    def pull_where(self, chosen: Tensor) -> None:
-        """Let the targets of the chosen slots pull and no others.
+    def keep_only(self, chosen: Tensor) -> None:
+        """Keep the targets of the chosen slots; the distance of all others counts as 0.
 
         Args:
             chosen: Marks slots, from the first one on, as many as were filled.
@@ -140,8 +140,8 @@ class ReplayedTargets(Knowledge):
 
 
 @contextmanager
-def answering_once(*bases: Knowledge | None) -> Iterator[None]:
-    """Inside, these models run once for a tensor of images, however often they are called with it."""
+def cached_outputs(*bases: Knowledge | None) -> Iterator[None]:
+    """Within this context, each of these models runs once per tensor of images, however often it is called."""
     models = [base for base in bases if isinstance(base, ModelKnowledge)]
     for model in models:
         model.answers = {}

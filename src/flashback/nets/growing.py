@@ -35,7 +35,7 @@ def grown_linear(old: nn.Linear | None, in_features: int, out_features: int) -> 
 
 
 class GrowingNet(Net):
-    """A backbone and a linear head with one row for each class seen so far; a grown head keeps its old rows."""
+    """A backbone and a linear head with one row for each class seen so far, the first of them those of `old_head`."""
 
     head: LinearHead
 
@@ -48,19 +48,20 @@ class GrowingNet(Net):
 
 @dataclass
 class BoostedOutput(Output):
-    enhanced: Tensor  # logits from the new module alone
+    enhanced: Tensor  # logits of the new module alone
     old: Output  # of the frozen network
 
 
 class Boosted(nn.Module):
     """A new module m beside the frozen network h_s, with a head on [h_s ; m] (FL Eq. 7) and one on m alone.
 
-    The first head starts from the weights of the old head; the second, of `enhanced` rows, improves the features of m.
+    The first head starts from the weights of the old head; the second, of `enhancement_rows` rows, improves the
+    features of m.
     """
 
-    def __init__(self, module: Backbone, old_head: LinearHead, classes: int, enhanced: int) -> None:
+    def __init__(self, module: Backbone, old_head: LinearHead, classes: int, enhancement_rows: int) -> None:
         super().__init__()
-        self.module = GrowingNet(module, enhanced)
+        self.module = GrowingNet(module, enhancement_rows)
         self.head = grown_linear(old_head, old_head.in_features + module.width, classes)
 
     def grow(self, classes: int) -> None:
