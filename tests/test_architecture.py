@@ -12,6 +12,7 @@ import flashback
 from flashback.hosts import HOSTS
 
 SOURCE = Path(flashback.__file__).parent
+ROOT = Path(__file__).parents[1]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 # From top to bottom. A package may import from the rows below it and from its own row.
@@ -169,3 +170,13 @@ def test_a_decision_by_name_would_be_found(code: str) -> None:
 
 def test_other_words_are_no_decision() -> None:
     assert not list(deciding_names(ast.parse('if settings.finetune == 1: host = HOSTS["icarl"]')))
+
+
+def test_every_mutant_fits_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from mutants import MUTANTS
+
+    texts = {name: (SOURCE / file).read_text(encoding="utf-8") for name, (file, *_) in MUTANTS.items()}
+    assert [name for name, (_, line, *_) in MUTANTS.items() if texts[name].count(line) != 1] == []
+    tests = {test for *_, paths in MUTANTS.values() for test in paths.split()}
+    assert [test for test in sorted(tests) if not (ROOT / "tests" / test).exists()] == []

@@ -19,9 +19,11 @@ COPIED = ("src", "tests", "pyproject.toml", "README.md", "docs", "examples", "re
 
 # name: (file, line as it is, line as it becomes, tests that should notice)
 MUTANTS = {
-    "icarl-task-weight": ("hosts/icarl.py", "(end - first) / end * ", "", "hosts/test_icarl.py"),
+    "icarl-task-weight": (
+        "hosts/icarl.py", "weight * soft_binary_cross_entropy(", "soft_binary_cross_entropy(", "hosts/test_icarl.py",
+    ),
     "icarl-stability-weight": (
-        "hosts/icarl.py", "weight=old.stop / self.trained_columns()", "weight=1.0", "hosts/test_icarl.py",
+        "hosts/icarl.py", "weight=len(self.task.before) / self.target_count()", "weight=1.0", "hosts/test_icarl.py",
     ),
     "der-alpha": (
         "hosts/der.py", 'Support(samples="memory", weight=self.settings.alpha)', 'Support(samples="memory")',
@@ -31,14 +33,14 @@ MUTANTS = {
     "xder-gamma": ("hosts/xder.py", "(gamma * truth / ", "(truth / ", "hosts/test_xder.py"),
     "foster-alignment": ("hosts/foster.py", "output.logits / self.weights", "output.logits", "hosts/test_foster.py"),
     "ewc-half": ("hosts/ewc.py", "self.settings.strength / 2", "self.settings.strength", "hosts/test_ewc.py"),
-    "lucir-weight": ("hosts/lucir.py", "math.sqrt(self.growth())", "self.growth()", "hosts/test_lucir.py"),
+    "lucir-weight": ("hosts/lucir.py", "math.sqrt(growth)", "growth", "hosts/test_lucir.py"),
     "agem-projection": ("hosts/agem.py", "clamp(max=0)", "clamp(min=0)", "hosts/test_agem.py"),
     "fisher-square": ("knowledge/importance.py", "score, torch.square_", "score, torch.abs_", "knowledge"),
     "distillation-temperature": (
         "knowledge/distances.py", "F.log_softmax(student / temperature", "F.log_softmax(student", "knowledge",
     ),
     "stale-targets": (
-        "knowledge/kinds.py", "(self.stamps[rows] == memory.stamps[rows]) & ", "", "knowledge test_plugin.py",
+        "knowledge/kinds.py", "(stamps.abs() == memory.stamps[rows]) & ", "", "knowledge test_plugin.py",
     ),
     "no-flashback": ("plugin.py", "        self.restore()\n", "", "test_plugin.py"),
     "alpha-schedule": ("plugin.py", '"rising": (epoch + 1) / epochs', '"rising": epoch / epochs', "test_plugin.py"),
@@ -68,7 +70,7 @@ MUTANTS = {
     "resume-log": ("records/__init__.py", "file.truncate(min(size, file.tell()))", "pass", "records training"),
     "resume-optimiser": ("training/step.py", "return optimiser | counts |", "return counts |", "training"),
     "task-columns": (
-        "training/evaluation.py", "(scores[:, task.new].argmax(dim=1) + task.new.start == labels)",
+        "training/evaluation.py", "(columns[scores[:, columns].argmax(dim=1)] == labels)",
         "(predicted[-1] == labels)", "training/test_evaluation.py",
     ),
     "seen-columns": (
