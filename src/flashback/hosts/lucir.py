@@ -59,7 +59,7 @@ class LUCIR(ExemplarHost):
     losses (Section 3 of Hou et al.): cross-entropy on scaled cosines, the less-forget constraint on features, and the
     margin ranking loss. The second, an option in the authors' code, tunes the class vectors on the exemplars, equally
     many per class; exemplars are herded at the end of the first (`ExemplarHost.end`).
-    Future classes have a column with a random vector until they are imprinted: zero-shot accuracy is chance.
+    The vectors of new classes are random until they are imprinted: zero-shot accuracy is chance.
     The authors' network has no ReLU before the classifier; of the nets here only resnet32-cosine does the same.
     """
 

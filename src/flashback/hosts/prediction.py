@@ -24,7 +24,7 @@ RawImages = Images | Tensor | npt.NDArray[np.uint8]  # images as they are stored
 class Predictor(nn.Module):
     """A network that classifies raw images, and the parts that a method may replace. `Host` adds the training."""
 
-    scores_unseen: ClassVar[bool] = True  # whether future classes have a column (needed for forward transfer)
+    scores_unseen: ClassVar[bool] = True  # whether classes have scores before they are learned, for forward transfer
     config: RunConfig
     benchmark: Benchmark
     device: torch.device
