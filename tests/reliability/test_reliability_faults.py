@@ -47,7 +47,7 @@ def explosion(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def explode(step: TrainingStep, *inputs: Any) -> None:
         steps[0] += step.stage.name == "phase 2"
         if steps[0] == 3:
-            flashbacks[-1].alpha.fill_(torch.inf)
+            flashbacks[-1].alpha_now.fill_(torch.inf)
         descend(step, *inputs)
 
     monkeypatch.setattr(Flashback, "set_alpha", lambda self, *given: (flashbacks.append(self), set_alpha(self, *given)))
