@@ -146,6 +146,9 @@ EXPERIMENTS |= {
     for flashback in ([False, True] if HOSTS[name].has_knowledge else [False])
 }
 EXPERIMENTS["averaged"] = Run("finetune", settings=(("training__average", 0.9),))  # measures batch norm anew
+EXPERIMENTS["statistics of the batch"] = Run(
+    "lwf-mc", True, settings=(("training__teacher_statistics", "batch"), ("flashback__distance", "logits"))
+)
 FAMILIES = ("icarl", "der++", "ewc", "foster")
 EXPERIMENTS |= {f"{name} on a GPU": Run(name, True, "cuda", (("capture", False),)) for name in FAMILIES}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -225,6 +227,82 @@ def test_features_let_a_host_with_other_knowledge_have_a_running_teacher() -> No
         Flashback(host, teacher="running")
 
 
+# ---------------------------------------------------------------- distance: logits
+
+
+def shifted(logits: Tensor) -> Tensor:
+    return torch.stack([row - row.sum() / len(row) for row in logits])
+
+
+@pytest.mark.parametrize(("name", "images"), [("icarl", "all"), ("icarl", "new"), ("lwf-mc", "all"), ("lucir", "all")])
+def test_each_teacher_gives_the_logits_of_its_classes(name: str, images: str) -> None:
+    settings = {"flashback__distance": "logits", "flashback__images": images, "flashback__alpha": 0.25}
+    method, phase_2 = in_phase_2(name, **settings)
+    assert isinstance(method.plastic, ModelKnowledge)
+    assert isinstance(method.host.stable, ModelKnowledge)
+    blur(method.plastic)
+    step, terms, own = terms_of(method, phase_2)
+    plastic, stable = (knowledge(step.batch.x).logits for knowledge in (method.plastic, method.host.stable))
+    targets = torch.cat([shifted(stable[:, :2]), shifted(plastic[:, 2:5])], dim=1)
+    errors = ((step.output.logits[:, :5] - targets) ** 2).sum(dim=1) / 5
+    counted = errors * (step.batch.slots < 0) if images == "new" else errors
+    torch.testing.assert_close(terms.pop("plasticity"), 0.25 * counted.sum() / len(errors), rtol=1e-4, atol=1e-7)
+    assert terms.keys() == own.keys()
+    assert all(torch.equal(terms[key], own[key]) for key in own)
+
+
+# ---------------------------------------------------------------- statistics of the teachers
+
+
+def test_teachers_normalise_with_the_statistics_of_the_batch() -> None:
+    method, phase_2 = in_phase_2("icarl", training__teacher_statistics="batch")
+    host, plastic = method.host.train(), method.plastic
+    assert isinstance(host.stable, ModelKnowledge)
+    assert isinstance(plastic, ModelKnowledge)
+    x = batch_of(host, phase_2).x
+    for teacher in (host.stable, plastic):
+        before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+        answers = teacher(x).logits
+        assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
+        stored = copy.deepcopy(teacher.model.module).eval()(x).logits
+        torch.testing.assert_close(answers, copy.deepcopy(teacher.model.module).train()(x).logits)
+        assert not torch.allclose(answers, stored, atol=1e-3)
+    # Evaluation uses the stored statistics, and the teacher goes back to those of the batch.
+    host.eval()
+    torch.testing.assert_close(host.stable(x).logits, copy.deepcopy(host.stable.model.module).eval()(x).logits)
+    raw = batch_of(host.train(), phase_2).raw
+    one_by_one = torch.cat([host.embed(image[None], lambda output: output.logits, host.stable) for image in raw])
+    torch.testing.assert_close(host.embed(raw, lambda output: output.logits, host.stable), one_by_one)
+    torch.testing.assert_close(host.stable(x).logits, copy.deepcopy(host.stable.model.module).train()(x).logits)
+
+
+def test_the_statistics_of_the_teacher_are_a_setting_of_the_host_alone_too() -> None:
+    losses = []
+    for statistics in ("stored", "batch"):
+        method, phase_2 = in_phase_2("lwf-mc", training__teacher_statistics=statistics)
+        host = method.host.train()
+        losses.append(dict(host.stages()[0].losses(phase_2.forward(batch_of(host, phase_2)))))
+    assert torch.equal(losses[0]["task"], losses[1]["task"])
+    assert not torch.allclose(losses[0]["stability"], losses[1]["stability"])
+
+
+def test_hosts_without_a_teacher_have_no_statistics_to_choose() -> None:
+    taking = {"lwf", "lwf-mc", "icarl", "wa", "bic", "lucir", "podnet", "connector", "dytox"}
+    taking |= {name for name in HOSTS if name.endswith("-aanets")}
+    for name in HOSTS:
+        settings = {**small_settings(name), "training__teacher_statistics": "batch"}
+        if name in taking:
+            quick_host(name, **settings)
+        elif HOSTS[name].__module__.startswith("flashback."):
+            with pytest.raises(FlashbackError, match=re.escape(f"copy of its network, and {name} keeps none")):
+                quick_host(name, **settings)
+
+
+def test_a_network_without_batch_norm_has_no_statistics_to_choose() -> None:
+    with pytest.raises(FlashbackError, match="does nothing for a network without batch norm"):
+        quick_host("lwf-mc", host__net="convit-small", training__teacher_statistics="batch")
+
+
 # ---------------------------------------------------------------- merge
 
 
@@ -326,6 +404,10 @@ def test_answers_are_kept_for_one_step_and_one_tensor() -> None:
         ("icarl", {"merge": 0.5, "support": "memory"}, "flashback.merge needs .* with flashback.support=memory it is"),
         ("icarl-aanets", {"merge": 0.5}, "a host with one backbone, and icarl-aanets makes several"),
         ("foster", {"distance": "features"}, "keeps a copy of its network or trains a single one; foster does neither"),
+        ("oewc", {"distance": "logits"}, "distance=logits needs .* a copy of the whole network, and oewc keeps other"),
+        ("der++", {"distance": "logits"}, "distance=logits needs .* a copy of the whole network"),
+        ("foster", {"distance": "logits"}, "distance=logits needs .* a copy of the whole network"),
+        ("icarl", {"distance": "logits", "support": "memory"}, "with flashback.support=memory it is targets"),
         ("oewc", {"distance": "features", "where": "better"}, "the logits of the stable model, and oewc keeps none"),
         ("replay", {"where": "better"}, "logits of the stable model, and replay keeps none; use flashback.where=corr"),
     ],

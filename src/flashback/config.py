@@ -87,6 +87,7 @@ class TrainingConfig(Section):
     stability: NotNegative = 1.0  # factor of the loss term 'stability', from the second task on
     average: BelowOne | None = None  # decay of the running average of the weights on which a task ends; None: off
     merge: PositiveShare | None = None  # share of the weights before a task in those after it; None: off
+    teacher_statistics: Literal["stored", "batch"] = "stored"  # batch-norm statistics of frozen copies of the network
     views: tuple[str, ...] = ("crop", "flip")  # augmentation of training images; they act in a fixed order
     image_size: Count | None = None  # side of the training view, at most that of the stored images
     evaluation_batch: Count = 500
@@ -99,6 +100,11 @@ class TrainingConfig(Section):
         require(
             not self.freeze_backbone or self.backbone_lr_factor == 1,
             "training.backbone_lr_factor does nothing with training.freeze_backbone=true; leave one of them out",
+        )
+        require(
+            not self.freeze_backbone or self.teacher_statistics == "stored",
+            "with training.freeze_backbone=true the network itself normalises by stored statistics, so "
+            "training.teacher_statistics=batch would make its teacher another model; leave one of them out",
         )
         self.check_optimiser()
 
@@ -134,7 +140,8 @@ class FlashbackConfig(Section):
     alpha: NotNegative = 0.01  # alpha_p, the weight of the plasticity loss (Eq. 19)
     # Where Lp acts: as the host declares, on all seen columns, or on stored images (all seen columns).
     support: Literal["host", "all", "memory"] = "host"
-    distance: Literal["host", "features"] = "host"  # what Lp compares: the host's own distance, or 1 - cos of features
+    # What Lp compares: the host's own distance, 1 - cos of features, or logits with those of both teachers.
+    distance: Literal["host", "features", "logits"] = "host"
     # The images of a batch on which plasticity acts: all, or new ones; divided: and stability on the stored ones alone.
     images: Literal["all", "new", "divided"] = "all"
     # The images on which the plastic knowledge counts: all; those whose class the primary model names; those to whose

@@ -14,7 +14,7 @@ from flashback.hosts.endings import reestimate_batchnorm
 from flashback.hosts.prediction import directions, logits_of
 from flashback.hosts.replay import StoredTargets
 from flashback.hosts.stages import Stage
-from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support, cosine_distance
+from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support, cosine_distance, squared_error
 from flashback.nets import Net, Output
 
 # Settings that weigh the stability loss, each with what to do where there is none.
@@ -35,7 +35,7 @@ class Form:
 
     def __init__(self, host: Host, settings: FlashbackConfig) -> None:
         self.host, self.settings, self.name = host, settings, host.settings.name
-        self.plastic_distance = FeatureDistance(host) if settings.distance == "features" else HostDistance(host)
+        self.plastic_distance = DISTANCES[settings.distance](host)
         self.check()
 
     # ------------------------------------------------------------ knowledge
@@ -128,12 +128,12 @@ class Form:
         settings, host = self.settings, self.host
         require(self.has_distance or host.memory is not None, self.no_distance_message())
         require(
-            settings.distance == "host" or self.host_copies_network or host.has_one_backbone,
+            settings.distance != "features" or host.copies_network() or host.has_one_backbone,
             f"flashback.distance=features needs a host that keeps a copy of its network or trains a single one; "
             f"{self.name} does neither, leave it out",
         )
         require(
-            settings.distance == "host" or not host.reads_gradients,
+            settings.distance != "features" or not host.reads_gradients,
             f"{self.name} computes importance from the gradients of the task loss, which flashback.distance=features "
             "would change; leave it out",
         )
@@ -142,6 +142,10 @@ class Form:
             f"flashback.support=memory needs a host with a memory; {self.name} has none, use host or all",
         )
         require(settings.teacher == "primary" or self.plastic_copies_network, self.no_copy_message())
+        require(
+            settings.distance != "logits" or (host.copies_network() and not self.on_memory),
+            self.no_copy_message("flashback.distance=logits", "leave it out"),
+        )
         if settings.merge:
             self.check_merge()
         require(host.has_stability or settings.phase1_stability == 1, self.no_stability_message(PHASE_1_WEIGHT))
@@ -178,7 +182,7 @@ class Form:
     def check_where(self) -> None:
         setting, host = f"flashback.where={self.settings.where}", self.host
         require(
-            self.plastic_copies_network or self.host_copies_network or host.replays_targets,
+            self.plastic_copies_network or self.host.copies_network() or host.replays_targets,
             f"{setting} needs plastic knowledge that gives each image a logit for each class, and that of {self.name} "
             "does not; leave it out",
         )
@@ -186,7 +190,7 @@ class Form:
         output = Output(torch.ones(1, 1), torch.ones(1, 1))  # does the host store logits, or another part of it?
         stores_logits = isinstance(host.stable, StoredTargets) and host.response(output) is output.logits
         require(
-            self.settings.where != "better" or self.host_copies_network or stores_logits,
+            self.settings.where != "better" or self.host.copies_network() or stores_logits,
             f"{setting} compares with the logits of the stable model, and {self.name} keeps none; use "
             "flashback.where=correct",
         )
@@ -198,12 +202,12 @@ class Form:
     @property
     def has_distance(self) -> bool:
         """Whether there is a distance to plastic knowledge; a support on the memory alone does without."""
-        return type(self.host).distance is not Host.distance or self.settings.distance == "features"
+        return type(self.host).distance is not Host.distance or self.settings.distance != "host"
 
     @property
     def weighs_images(self) -> bool:
         """Whether the plasticity loss can weigh the images of a batch."""
-        return self.host.weighs_images or self.settings.distance == "features"
+        return self.host.weighs_images or self.settings.distance != "host"
 
     @property
     def on_memory(self) -> bool:
@@ -211,16 +215,9 @@ class Form:
         return self.host.replays_targets or self.settings.support == "memory"
 
     @property
-    def host_copies_network(self) -> bool:
-        """Whether the host's own knowledge is a copy of its network."""
-        host = type(self.host)
-        defaults = host.blank_knowledge is Host.blank_knowledge and host.fill_knowledge is Host.fill_knowledge
-        return defaults and not self.host.replays_targets
-
-    @property
     def plastic_copies_network(self) -> bool:
         """Whether plastic knowledge is a copy of the network."""
-        return not self.on_memory and (self.host_copies_network or self.settings.distance == "features")
+        return not self.on_memory and (self.host.copies_network() or self.settings.distance == "features")
 
     def no_weights_message(self, setting: str) -> str:
         return (
@@ -278,7 +275,7 @@ class FeatureDistance(HostDistance):
 
     def blank(self, support: Support) -> Knowledge:
         if support.samples == "all" or self.host.memory is None:
-            return ModelKnowledge(self.host.net)
+            return self.host.blank_copy()
         return ReplayedTargets(self.host.memory, cast(Net, self.host.net).feature_width)
 
     def fill(self, knowledge: Any) -> None:
@@ -292,6 +289,27 @@ class FeatureDistance(HostDistance):
             output, slots = self.host.replayed(step)
             return knowledge.distance(directions(output), slots, self.host.memory)
         return cosine_distance(step.output.features, knowledge(step.batch.x).features, support.images)
+
+
+class LogitDistance(HostDistance):
+    """Double distillation: the mean squared error to the logits of the stable model and of the primary one.
+
+    The stable model gives the old columns and the primary model the new ones. For each image, both are shifted to mean
+    zero over their columns, so that neither set of classes is favoured (Zhang et al. 2020, Deep Model Consolidation).
+    """
+
+    def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
+        task, x, stable = self.host.task, step.batch.x, cast(ModelKnowledge, self.host.stable)
+        targets = [centred(stable(x).logits[:, task.old]), centred(knowledge(x).logits[:, task.new])]
+        return squared_error(step.output.logits[:, task.seen], torch.cat(targets, dim=1), weights=support.images)
+
+
+DISTANCES = {"host": HostDistance, "features": FeatureDistance, "logits": LogitDistance}
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Shift the logits of each image to mean zero."""
+    return logits - logits.mean(dim=1, keepdim=True)
 
 
 def true_log_probability(logits: Tensor, labels: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ class Flashback:
     def allocate_plastic(self) -> None:
         """Make blank plastic knowledge, if anything needs it."""
         if self.needs_plastic:
-            self.plastic = self.form.blank().to(self.host.device).eval()
+            self.plastic = self.form.blank().to(self.host.device).train()
 
     @torch.no_grad()
     def flash_back(self) -> None:

@@ -113,6 +113,7 @@ def test_a_number_beyond_all_numbers_is_refused() -> None:
         ({"flashback": {"teacher": "running", "phase1_stability": 0}}, "flashback.phase1_stability"),
         ({"training": {"average": 1}}, "training.average"),
         ({"training": {"merge": 0}}, "training.merge"),
+        ({"training": {"freeze_backbone": True, "teacher_statistics": "batch"}}, "make its teacher another model"),
         ({"flashback": {"enabled": True, "epochs": 10}}, "flashback.epochs"),
         ({"checkpoint": {"minutes": -1}}, "checkpoint.minutes"),
         ({"checkpoint": {"epochs": -1}}, "checkpoint.epochs"),

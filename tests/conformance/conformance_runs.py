@@ -35,6 +35,9 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("replay", {"flashback__distance": "features"}),
     ("mas", {"flashback__distance": "features", "flashback__teacher": "running"}),
     ("der++", {"flashback__where": "better"}),
+    ("icarl", {"flashback__distance": "logits", "flashback__images": "divided"}),
+    ("lucir", {"flashback__distance": "logits", "flashback__where": "better", "training__teacher_statistics": "batch"}),
+    ("lwf-mc", {"flashback__teacher": "running", "training__teacher_statistics": "batch"}),
 ]
 FAST_FORMS = FORMS[:2]
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.batches import Batch, Stream, Views
 from flashback.benchmarks import Benchmark, Task
@@ -144,6 +145,11 @@ class Host(Predictor):
             training.stability == 1 or (self.has_knowledge and self.has_stability),
             no_stability_message(config.host.name),
         )
+        require(
+            training.teacher_statistics == "stored" or self.copies_network(),
+            f"training.teacher_statistics=batch needs a host that keeps a copy of its network, and {config.host.name} "
+            "keeps none; leave it out",
+        )
         self.views = Views(benchmark.mean, benchmark.std, training.views, size=training.image_size)
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
@@ -155,6 +161,10 @@ class Host(Predictor):
         with seeded_initialisation(config.seed, "net"):
             self.build()
         require(hasattr(self, "net"), f"{type(self).__name__}.build makes no self.net; begin it with super().build()")
+        require(
+            training.teacher_statistics == "stored" or any(isinstance(part, _BatchNorm) for part in self.net.modules()),
+            "training.teacher_statistics=batch does nothing for a network without batch norm; leave it out",
+        )
         self.to(device)
 
     @property
@@ -416,7 +426,17 @@ class Host(Predictor):
 
     def blank_knowledge(self) -> Knowledge:
         """Make a knowledge base of this host's kind without content; by default a copy of the network."""
-        return ModelKnowledge(self.net)
+        return self.blank_copy()
+
+    def blank_copy(self) -> ModelKnowledge:
+        """Make a copy of the network that serves as a teacher, as `training.teacher_statistics` says."""
+        return ModelKnowledge(self.net, batch_statistics=self.config.training.teacher_statistics == "batch")
+
+    @classmethod
+    def copies_network(cls) -> bool:
+        """Return whether the host's own knowledge is a copy of its network."""
+        defaults = cls.blank_knowledge is Host.blank_knowledge and cls.fill_knowledge is Host.fill_knowledge
+        return cls.has_knowledge and defaults and not cls.replays_targets
 
     def fill_knowledge(self, knowledge: Any) -> None:
         """Fill a knowledge base that `blank_knowledge` made, from the present model."""

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.knowledge.distances import squared_error
 from flashback.memory import Memory
@@ -30,11 +31,14 @@ class ModelKnowledge(Knowledge):
 
     Args:
         model: The model to copy.
+        batch_statistics: Whether batch norm uses the statistics of the batch in training, in place of the stored ones.
+            No stored statistic changes.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, batch_statistics: bool = False) -> None:
         super().__init__()
         self.model = Frozen(model)
+        self.norms = [module for module in self.model.modules() if batch_statistics and isinstance(module, _BatchNorm)]
         self.answers: dict[int, tuple[Tensor, Output]] | None = None  # inside `cached_outputs`
 
     def forward(self, x: Tensor) -> Output:
@@ -44,6 +48,15 @@ class ModelKnowledge(Knowledge):
         if id(x) not in self.answers:
             self.answers[id(x)] = x, self.model(x)  # x stays alive, so that its id stays its own
         return self.answers[id(x)][1]
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode, except for batch norm that uses the statistics of the batch."""
+        super().train(False)
+        if self.norms:
+            self.training = mode  # for `evaluating`, which restores it
+        for norm in self.norms:
+            norm.training, norm.track_running_stats = mode, False
+        return self
 
     def fill(self, model: nn.Module) -> None:
         """Copy the state of a model of the same structure."""

@@ -18,7 +18,7 @@ from flashback.training.trainer import Observer, RunState
 
 SHARED = ".first-tasks"  # the folder beside the runs of a comparison or a sweep
 IRRELEVANT = ("flashback", "checkpoint")  # sections of a configuration that do not affect the first task
-FROM_TASK_2 = ("stability", "merge")  # settings of training that begin with the second task
+FROM_TASK_2 = ("stability", "merge", "teacher_statistics")  # settings of training that begin with the second task
 
 
 def first_task_settings(config: Mapping[str, Any]) -> dict[str, Any]:
