@@ -37,6 +37,7 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("oewc", {"flashback__distance": "features", "flashback__where": "correct"}),
     ("replay", {"flashback__distance": "features"}),
     ("lwf-mc", {"flashback__merge": 0.4}),
+    ("lucir", {"flashback__distance": "logits", "training__teacher_statistics": "batch"}),
 ]
 FAMILIES = ("icarl", "icarl-aanets", "lwf-mc", "oewc", "der++", "xder", "foster", "beef")
 
