@@ -93,9 +93,24 @@ def bench(
     out: str | Path | None = None,
     show: Callable[[Figure], None] = lambda figure: None,
 ) -> Bench:
-    """Measure training steps of hosts with and without flashback; with `out`, write the figures to bench.json.
+    """Measure training steps of hosts with and without flashback.
 
-    By default of every host, at the batch sizes and in the modes of the device.
+    Args:
+        hosts: The hosts; all if empty.
+        batches: The batch sizes; those for the device if empty.
+        modes: "eager" or, on a GPU, modes that capture the step; those for the device if empty.
+        flashback: Measure only with it or only without it; None: both.
+        device: "cpu", "cuda", or "auto".
+        precision: "fp32", "tf32" or "bf16"; None: the default of the device.
+        host_file: A file or files that register hosts or networks.
+        out: A folder for bench.json; None: write nothing.
+        show: Called with every figure as soon as it is measured.
+
+    Returns:
+        All figures; one that could not be measured has a `problem`.
+
+    Raises:
+        FlashbackError: If a host, a mode or a batch size cannot be measured.
     """
     find_hosts(host_file)
     place = select_device(device)

@@ -73,7 +73,11 @@ class Memory(nn.Module):
         return filled
 
     def available(self, n: int) -> int:
-        """min(n, filled), the most that `draw` can return; waits for the device only while n may exceed it."""
+        """Return min(n, filled), the size of the largest draw; waits for the device only while n may exceed it.
+
+        Args:
+            n: The size of a full draw.
+        """
         bound = self._lower_bound()
         known = bound >= n or (self.count.is_cuda and torch.cuda.is_current_stream_capturing())
         return min(n, bound if known else self.filled)
@@ -92,12 +96,21 @@ class Memory(nn.Module):
         self._known = (self.count, self.count._version, bound)
 
     def widen(self, name: str, width: int) -> None:
-        """Give a field of vectors more columns, filled with zeros."""
+        """Give a field of vectors more columns, filled with zeros.
+
+        Args:
+            name: The field.
+            width: Its columns from now on.
+        """
         column = self[name]
         self.register_buffer(name, F.pad(column, (0, width - column.shape[1])))
 
     def enlarge(self, capacity: int) -> None:
-        """Add empty slots."""
+        """Add empty slots.
+
+        Args:
+            capacity: The slots from now on.
+        """
         if capacity == self.capacity:
             return
         for name in self.field_names:
@@ -108,13 +121,22 @@ class Memory(nn.Module):
         self.capacity = capacity
 
     def nbytes(self, allocated: bool = False) -> int:
-        """The size of the filled rows in bytes, or of everything allocated."""
+        """Return the size of the filled rows in bytes.
+
+        Args:
+            allocated: Count everything allocated instead.
+        """
         if allocated:
             return sum(tensor.nbytes for tensor in self.buffers())
         return sum(self[name][0].nbytes for name in self.field_names) * self.filled
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n distinct filled slots uniformly at random; n must not exceed `available(n)`."""
+        """Draw distinct filled slots uniformly at random.
+
+        Args:
+            n: How many; at most `available(n)`.
+            generator: The source of randomness, on the device of the memory.
+        """
         device = self.count.device
         keys = torch.rand(self.capacity, generator=generator, dtype=torch.float64, device=device)
         empty = torch.arange(self.capacity, device=device) >= self.count
@@ -122,7 +144,17 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def reservoir(self, images: Tensor, labels: Tensor, generator: torch.Generator, **fields: Tensor) -> None:
-        """Offer a batch to the reservoir; same distribution as offering its samples one by one."""
+        """Offer a batch to the reservoir; same distribution as offering its samples one by one.
+
+        Args:
+            images: Raw images, uint8 [n, C, H, W].
+            labels: Their labels, [n].
+            generator: The source of randomness, on the device of the memory.
+            fields: A value per image for every further field.
+
+        Raises:
+            FlashbackError: If a field is missing or has another shape.
+        """
         values = self._whole_rows(images, labels, fields)
         offered = len(labels)
         uniforms = torch.rand(offered, generator=generator, dtype=torch.float64, device=self.seen.device)
@@ -134,9 +166,18 @@ class Memory(nn.Module):
     def write(
         self, slots: Tensor, images: Tensor | None = None, labels: Tensor | None = None, **fields: Tensor
     ) -> None:
-        """Write some columns at filled slots, or whole rows at the next empty ones; slot `capacity` is ignored.
+        """Write some columns at filled slots, or whole rows at the next empty ones.
 
         A new image gets a new stamp. If a slot occurs several times, the last row wins.
+
+        Args:
+            slots: Where to write, [n]; rows for slot `capacity` are ignored.
+            images: Raw images, uint8 [n, C, H, W]; None: keep those in the slots.
+            labels: Their labels, [n]; None: keep those in the slots.
+            fields: Values of further fields.
+
+        Raises:
+            FlashbackError: If a value has another shape than its column.
         """
         values = {"images": images, "labels": labels, **fields}
         self._place(slots, {name: value for name, value in values.items() if value is not None})
@@ -182,7 +223,16 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def append(self, images: Tensor, labels: Tensor, **fields: Tensor) -> None:
-        """Add new rows after the filled ones."""
+        """Add new rows after the filled ones.
+
+        Args:
+            images: Raw images, uint8 [n, C, H, W].
+            labels: Their labels, [n].
+            fields: A value per image for every further field.
+
+        Raises:
+            FlashbackError: If they do not fit into the empty slots, or a field is missing or has another shape.
+        """
         values = self._whole_rows(images, labels, fields)
         start = self.filled
         stop = start + len(labels)
@@ -194,7 +244,14 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def keep(self, slots: Tensor) -> None:
-        """Keep these filled slots, in this order, as slots 0, 1, ...; empty all others."""
+        """Keep some filled slots, in the given order, as slots 0, 1, ...; empty all others.
+
+        Args:
+            slots: Distinct filled slots.
+
+        Raises:
+            FlashbackError: If a slot is empty or named twice.
+        """
         slots = slots.to(self.count.device)
         chosen, filled = slots.tolist(), self.filled
         if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(filled)):

@@ -49,14 +49,24 @@ class Stream:
 
     @classmethod
     def of(cls, images: Images, device: torch.device, max_bytes: int | None = None) -> Stream:
-        """A stream of all images; they stay on the CPU if they need more than `max_bytes` on the device."""
+        """Make a stream of all images.
+
+        Args:
+            images: The images and their labels.
+            device: The device of the run.
+            max_bytes: Images that need more bytes stay on the CPU; None: half of the free memory of a GPU.
+        """
         labels = images.y.to(device)
         resident = images.x.nbytes <= (available_bytes(device) if max_bytes is None else max_bytes)
         pixels = images.x.to(device) if resident else images.x
         return cls(pixels, labels, torch.full_like(labels, NOT_STORED), resident)
 
     def joined(self, *others: Stream) -> Stream:
-        """Concatenate streams: each image appears once per epoch."""
+        """Concatenate streams: each image appears once per epoch.
+
+        Args:
+            others: The streams to append.
+        """
         parts = [part for part in (self, *others) if len(part)] or [self]
         if len(parts) == 1:
             return parts[0]  # unchanged: mapped images are not read
@@ -70,7 +80,11 @@ class Stream:
         )
 
     def part(self, rows: Tensor) -> Stream:
-        """A stream of some of the images."""
+        """Make a stream of some of the images.
+
+        Args:
+            rows: Their positions in this stream.
+        """
         chosen = rows.to(self.labels.device)
         return Stream(self.images[rows.to(self.images.device)], self.labels[chosen], self.slots[chosen], self.resident)
 

@@ -70,11 +70,20 @@ class Views:
         return 4 if max(self.shape(x)) <= SMALL_SIDE else max(4, min(self.shape(x)) // 8)
 
     def plain(self, raw: Tensor) -> Tensor:
-        """The test view: the centre, without augmentation."""
+        """Make the test view: the centre, without augmentation.
+
+        Args:
+            raw: uint8 images, [B, C, H, W].
+        """
         return normalise(self.centre(raw), self.mean, self.std)
 
     def weak(self, raw: Tensor, generator: Generator) -> Tensor:
-        """The training view: the steps of the recipe."""
+        """Make the training view: the steps of the recipe.
+
+        Args:
+            raw: uint8 images, [B, C, H, W].
+            generator: The source of randomness, on the device of the images.
+        """
         x = raw if "rrcrop" in self.recipe else self.centre(raw)
         for name, step in STEPS.items():
             if name in self.recipe:
@@ -82,7 +91,12 @@ class Views:
         return normalise(x, self.mean, self.std)
 
     def strong(self, raw: Tensor, generator: Generator) -> Tensor:
-        """The view for contrastive losses (X-DER): the augmentation of SimCLR without blur."""
+        """Make the view for contrastive losses (X-DER): the augmentation of SimCLR without blur.
+
+        Args:
+            raw: uint8 images, [B, C, H, W].
+            generator: The source of randomness, on the device of the images.
+        """
         x = augment.random_flip(augment.as_unit(raw), generator)
         x = augment.random_resized_crop(x, self.shape(raw), (0.2, 1.0), RATIO, generator)
         x = augment.color_jitter(x, 0.4, 0.4, 0.4, 0.1, generator, p=0.8)

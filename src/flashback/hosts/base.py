@@ -178,9 +178,15 @@ class Host(Predictor):
         self.net = self.new_net()
 
     def new_backbone(self, width: float = 1.0) -> Backbone:
-        """Make the backbone that `host.net` names, its channels multiplied by `width`.
+        """Make the backbone that `host.net` names.
 
         If it brings weights, images are normalised from now on as those weights expect.
+
+        Args:
+            width: A factor for the channels of all layers.
+
+        Returns:
+            The backbone, frozen if `training.freeze_backbone` is set.
         """
         stored, side = self.benchmark.image_shape, self.views.size
         seen = stored if side is None else (stored[0], side, side)
@@ -246,12 +252,23 @@ class Host(Predictor):
         return {}
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load what `extra_state` gave."""
+        """Load what `extra_state` gave.
+
+        Args:
+            state: Tensors by name.
+        """
 
     # ------------------------------------------------------------ a task as stages
 
     def enter(self, task: Task) -> None:
-        """Make a task the present one; each is learned once."""
+        """Make a task the present one, and add columns for its new classes; each task is learned once.
+
+        Args:
+            task: The next task of the benchmark.
+
+        Raises:
+            FlashbackError: If the task was learned already, or has known classes and the host cannot learn them again.
+        """
         require(
             task.classes.start >= self.learned,
             f"the classes of task {task.index + 1} are learned already; enter every task once, in the order of the "
@@ -296,7 +313,11 @@ class Host(Predictor):
         return with_ending(self, self.with_stability_weight(replace(stage, **changes)))
 
     def with_stability_weight(self, stage: Stage) -> Stage:
-        """Return the stage with its stability loss multiplied by `training.stability`; plasticity is not scaled."""
+        """Return the stage with its stability loss multiplied by `training.stability`; plasticity is not scaled.
+
+        Args:
+            stage: A stage whose losses may have a term 'stability'.
+        """
         factor, losses = self.config.training.stability, stage.losses
         if factor == 1 or self.task.index == 0:
             return stage
@@ -365,11 +386,21 @@ class Host(Predictor):
     # ------------------------------------------------------------ a batch
 
     def forward(self, batch: Batch) -> Step:
-        """Run the trained network and keep its outputs in a `Step` or a subclass; frozen models run in `distance`."""
+        """Run the trained network; frozen models run in `distance`.
+
+        Args:
+            batch: The images of this step.
+
+        Returns:
+            The batch with the outputs for it: a `Step`, or a subclass with whatever else `losses` needs.
+        """
         return Step(batch, self.trained_net()(batch.x))
 
     def losses(self, step: Any) -> Mapping[str, Tensor]:
-        """Compute the terms whose sum is minimised, from what `forward` returned.
+        """Compute the terms whose sum is minimised.
+
+        Args:
+            step: What `forward` returned.
 
         Returns:
             Scalars by name, which are logged: 'task', 'stability', and what else the method has. The name 'stability'
@@ -378,10 +409,18 @@ class Host(Predictor):
         raise FlashbackError(f"{self.settings.name} has no losses; give its class a method losses(step)")
 
     def before_update(self, step: Any) -> None:
-        """Clip or project `parameter.grad`, between the backward pass and the optimiser step."""
+        """Clip or project `parameter.grad`, between the backward pass and the optimiser step.
+
+        Args:
+            step: What `forward` returned.
+        """
 
     def after_step(self, step: Any) -> None:
-        """Fill or edit a memory after the optimiser step, without gradients."""
+        """Fill or edit a memory after the optimiser step, without gradients.
+
+        Args:
+            step: What `forward` returned.
+        """
 
     def variant(self) -> object:
         """Return what besides the batch size decides the shapes of a step; a change means another captured graph."""
@@ -407,21 +446,31 @@ class Host(Predictor):
         Args:
             step: What `forward` returned.
             knowledge: A knowledge base of the kind that `blank_knowledge` makes.
-            support: The columns that count, and the weights of the images for a class that says `weighs_images`; the
-                weight of the whole is applied by the caller.
+            support: The columns to compare, and the weights of the images for a class with `weighs_images`. The caller
+                multiplies by the weight of the support.
+
+        Returns:
+            A scalar with a gradient.
         """
         raise FlashbackError(f"{self.settings.name} has no distance to what it knows; {DEFINE_DISTANCE}")
 
     def weighted_distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
         """Compute `support.weight` times the distance; Ls and Lp are both this.
 
-        For samples="memory" it is the distance to targets for stored images.
+        Args:
+            step: What `forward` returned.
+            knowledge: The stable or the plastic knowledge.
+            support: Where the distance acts; for samples="memory" it is the distance to targets for stored images.
         """
         distance = self.replay_distance if support.samples == "memory" else self.distance
         return support.weight * distance(step, knowledge, support)
 
     def stability(self, step: Any) -> Tensor:
-        """Compute the stability loss Ls: the weighted distance to the stable knowledge."""
+        """Compute the stability loss Ls: the weighted distance to the stable knowledge.
+
+        Args:
+            step: What `forward` returned.
+        """
         return self.weighted_distance(step, self.stable, self.stability_support())
 
     def blank_knowledge(self) -> Knowledge:
@@ -439,7 +488,11 @@ class Host(Predictor):
         return cls.has_knowledge and defaults and not cls.replays_targets
 
     def fill_knowledge(self, knowledge: Any) -> None:
-        """Fill a knowledge base that `blank_knowledge` made, from the present model."""
+        """Fill a knowledge base from the present model.
+
+        Args:
+            knowledge: What `blank_knowledge` made.
+        """
         knowledge.fill(self.net)
 
     def knowledge_bytes(self) -> dict[str, int]:
@@ -449,11 +502,19 @@ class Host(Predictor):
     # ------------------------------------------------------------ knowledge on the memory, for any host with one
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
-        """Return the outputs for the images of this step that may come from the memory, and their slots."""
+        """Return the outputs for the images of this step that may come from the memory, and their slots.
+
+        Args:
+            step: What `forward` returned.
+        """
         return step.output, step.batch.slots
 
     def response(self, output: Output) -> Tensor:
-        """Return the part of an output that is compared with targets: logits o or embeddings z of FL Eq. 10."""
+        """Return the part of an output that is compared with targets: logits o or embeddings z of FL Eq. 10.
+
+        Args:
+            output: An output of the network.
+        """
         return output.logits
 
     def response_width(self) -> int:
@@ -461,13 +522,26 @@ class Host(Predictor):
         return self.columns
 
     def replay_distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
-        """Compute the distance of the responses to the targets that the knowledge has for them."""
+        """Compute the distance of the responses to the targets that the knowledge has for them.
+
+        Args:
+            step: What `forward` returned.
+            knowledge: Targets for the images of the memory.
+            support: The columns to compare.
+        """
         output, slots = self.replayed(step)
         distance: Tensor = knowledge.distance(self.response(output), slots, self.memory, support.columns)
         return distance
 
     def blank_for(self, support: Support) -> Knowledge:
-        """Make a blank knowledge base for a support: targets of the memory, or what `blank_knowledge` makes."""
+        """Make a blank knowledge base for a support.
+
+        Args:
+            support: Where the distance to the knowledge will act.
+
+        Returns:
+            Targets for the memory if the support has samples="memory", else what `blank_knowledge` makes.
+        """
         if support.samples == "all":
             return self.blank_knowledge()
         require(self.memory is not None, f"a support on samples 'memory' needs a memory; {self.settings.name} has none")
@@ -475,7 +549,11 @@ class Host(Predictor):
         return ReplayedTargets(self.memory, self.response_width())
 
     def extract(self, knowledge: Knowledge) -> None:
-        """Fill a knowledge base that `blank_for` made, from the present model."""
+        """Fill a knowledge base from the present model.
+
+        Args:
+            knowledge: What `blank_for` made.
+        """
         if isinstance(knowledge, ReplayedTargets) and self.memory is not None:
             knowledge.fill(self.memory, lambda raw: self.embed(raw, self.response))
         else:

@@ -43,7 +43,14 @@ class Predictor(nn.Module):
         return self.net
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return the scores of the last layer for normalised images, [n, classes], in evaluation mode."""
+        """Compute the scores of the last layer, in evaluation mode.
+
+        Args:
+            x: Normalised images, [n, C, H, W].
+
+        Returns:
+            A score for every class column, [n, columns].
+        """
         logits: Tensor = self.predictor()(x).logits
         return logits
 
@@ -79,7 +86,14 @@ class Predictor(nn.Module):
             return torch.cat([columns.start + part[:, columns].argmax(dim=1).cpu() for part in scores])
 
     def features(self, images: RawImages) -> Tensor:
-        """Compute the features [n, width] of raw images before the last layer, on the CPU; see `predict`."""
+        """Compute the features of images before the last layer, in evaluation mode and in batches.
+
+        Args:
+            images: uint8 images as they are stored; see `predict`.
+
+        Returns:
+            The features, [n, width], on the CPU.
+        """
         with torch.compiler.set_stance("force_eager"):
             return self.embed(self._raw(images), features_of, self.predictor()).cpu()
 
@@ -118,6 +132,9 @@ class Predictor(nn.Module):
             part: What to keep of the network's output, such as `features_of`.
             net: The network; None: the one that is trained.
             view: How images become inputs; None: normalised, without augmentation.
+
+        Returns:
+            The parts of all outputs, one row per image, on the device of the network.
         """
         net = self.trained_net() if net is None else net
         view = self.views.plain if view is None else view

@@ -53,7 +53,14 @@ class StoredTargets(Knowledge):
     """The outputs that the memory keeps with its images, in the field "targets" (FL Eq. 2)."""
 
     def distance(self, responses: Tensor, slots: Tensor, memory: Memory, columns: slice = slice(None)) -> Tensor:
-        """Compute the mean squared error between responses and the targets of these slots (FL Eq. 16)."""
+        """Compute the mean squared error between responses and stored targets (FL Eq. 16).
+
+        Args:
+            responses: The model's outputs for a draw, [B, width].
+            slots: The memory slot of each image of the draw, [B].
+            memory: The memory that holds the targets.
+            columns: The columns to compare.
+        """
         return squared_error(responses[:, columns], memory["targets"][slots][:, columns])
 
 
@@ -108,7 +115,11 @@ class ReplayHost(Host):
         return {"stable": self.memory.nbytes(allocated=True)}
 
     def available(self, wanted: int) -> int:
-        """Return the size of a draw: the wanted one, or less while the memory fills."""
+        """Return the size of a draw: the wanted one, or less while the memory holds fewer images.
+
+        Args:
+            wanted: The images of a full draw.
+        """
         if self.stores_at_end and self.task.index == 0:
             return 0  # asking the memory would wait for the device in every step
         return self.memory.available(min(wanted, self.memory.capacity))

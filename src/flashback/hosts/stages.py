@@ -47,14 +47,24 @@ class Optimisation:
 
     @classmethod
     def of(cls, training: TrainingConfig, first_task: bool) -> Optimisation:
-        """Take the settings of a run; its first task may have a schedule of its own."""
+        """Take the settings of a run.
+
+        Args:
+            training: The section `training` of the configuration.
+            first_task: Whether they are for the first task, which may have a schedule of its own.
+        """
         settings = {field.name: getattr(training, field.name) for field in fields(cls)}
         if first_task and training.first_schedule:
             settings["schedule"] = training.first_schedule
         return cls(**settings)
 
     def rate(self, epoch: int, epochs: int) -> float:
-        """Return the learning rate of an epoch, counted from 0, of `epochs` in all; the first one has the base rate."""
+        """Return the learning rate of an epoch.
+
+        Args:
+            epoch: The epoch, counted from 0; the first one has the base rate.
+            epochs: The epochs of the stage.
+        """
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
         if self.schedule == "step":

@@ -12,7 +12,16 @@ from torch import Tensor
 
 
 def soft_binary_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Binary cross-entropy to soft targets in [0, 1]; its gradient at a logit is sigmoid(logit) - target."""
+    """Binary cross-entropy to soft targets; its gradient at a logit is sigmoid(logit) - target.
+
+    Args:
+        logits: The model's outputs, [B, width].
+        targets: Probabilities in [0, 1], [B, width].
+        weights: The weight of each image, [B]; None: 1.
+
+    Returns:
+        The mean over images and columns.
+    """
     return F.binary_cross_entropy_with_logits(logits, targets, None if weights is None else weights[:, None])
 
 
@@ -22,13 +31,31 @@ def soft_cross_entropy(
     """Cross-entropy from the teacher's softened softmax to the student's (FL Eq. 18 and 23), without a factor T^2.
 
     The paper calls it a KL divergence; the two differ by the teacher's entropy, which has no gradient.
+
+    Args:
+        student: Logits of the model, [B, width].
+        teacher: Logits of the knowledge, [B, width].
+        temperature: T, by which both are divided.
+        weights: The weight of each image, [B]; None: 1.
+
+    Returns:
+        The mean over images.
     """
     target = F.softmax(teacher / temperature, dim=1)
     return weighted_mean(-(target * F.log_softmax(student / temperature, dim=1)).sum(dim=1), weights)
 
 
 def cosine_distance(features: Tensor, anchors: Tensor, weights: Tensor | None = None) -> Tensor:
-    """1 - cos, which for unit vectors is half their squared distance (the paper's appendix on the general form)."""
+    """1 - cos, which for unit vectors is half their squared distance (the paper's appendix on the general form).
+
+    Args:
+        features: The model's features, [B, width].
+        anchors: The features they are pulled towards, [B, width].
+        weights: The weight of each image, [B]; None: 1.
+
+    Returns:
+        The mean over images.
+    """
     return weighted_mean(1.0 - F.cosine_similarity(features, anchors, dim=1), weights)
 
 

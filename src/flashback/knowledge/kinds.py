@@ -18,7 +18,11 @@ class Knowledge(nn.Module):
     """What a model knew at one moment. Base class of all kinds."""
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode, whatever the mode of the model that is trained."""
+        """Stay in evaluation mode, whatever the mode of the model that is trained.
+
+        Args:
+            mode: Ignored.
+        """
         return super().train(False)
 
     def nbytes(self) -> int:
@@ -59,7 +63,11 @@ class ModelKnowledge(Knowledge):
         return self
 
     def fill(self, model: nn.Module) -> None:
-        """Copy the state of a model of the same structure."""
+        """Copy the state of a model.
+
+        Args:
+            model: A model of the same structure.
+        """
         copy_state(model, self.model.module)
 
     @torch.no_grad()
@@ -93,7 +101,11 @@ class ModuleKnowledge(Knowledge):
         return self.parts[name]
 
     def fill(self, modules: Mapping[str, nn.Module]) -> None:
-        """Copy the states of modules of the same names and structures."""
+        """Copy the states of modules.
+
+        Args:
+            modules: Modules of the same names and structures.
+        """
         for name, module in modules.items():
             copy_state(module, self[name].get_submodule("module"))
 
@@ -119,7 +131,12 @@ class ReplayedTargets(Knowledge):
 
     @torch.no_grad()
     def fill(self, memory: Memory, respond: Callable[[Tensor], Tensor]) -> None:
-        """Keep what `respond` returns for the raw images of the memory."""
+        """Keep the outputs for all images of the memory.
+
+        Args:
+            memory: The memory that the targets belong to.
+            respond: Returns the outputs, [n, width], for raw images.
+        """
         self.stamps.copy_(memory.stamps)
         if memory.filled:
             self.targets[: memory.filled] = respond(memory.images[: memory.filled])
@@ -171,7 +188,12 @@ def bytes_of(module: nn.Module) -> int:
 
 @torch.no_grad()
 def copy_state(source: nn.Module, target: nn.Module) -> None:
-    """Copy every tensor in place, so that addresses stay."""
+    """Copy every tensor in place, so that addresses stay.
+
+    Args:
+        source: The module to copy from.
+        target: A module of the same structure.
+    """
     values = source.state_dict()
     for name, tensor in target.state_dict().items():
         tensor.copy_(values[name])

@@ -61,13 +61,26 @@ def average_accuracy(matrix: Matrix, weights: Values | None = None) -> float:
 def average_incremental_accuracy(matrix: Matrix, weights: Values | None = None) -> float:
     """`AIA = 1/T sum_k (1/(k+1) sum_{j<=k} A[k][j])`: the mean over time of the average accuracy.
 
-    With numbers of test images as `weights`, the inner mean is over images instead of tasks.
+    Args:
+        matrix: The accuracy matrix.
+        weights: A weight for each task in the inner mean; with numbers of test images, it is a mean over images.
+
+    Returns:
+        The average in percent.
     """
     return float(np.mean(average_accuracies(matrix, weights)))
 
 
 def last_accuracy(matrix: Matrix, sizes: Values) -> float:
-    """Accuracy over all test images after the last task: `sum_j n_j A[T-1][j] / sum_j n_j`."""
+    """Accuracy over all test images after the last task: `sum_j n_j A[T-1][j] / sum_j n_j`.
+
+    Args:
+        matrix: The accuracy matrix.
+        sizes: The number of test images of each task.
+
+    Returns:
+        The accuracy in percent.
+    """
     return average_accuracy(matrix, sizes)
 
 
@@ -101,33 +114,61 @@ def forgetting(matrix: Matrix, variant: Variant = "chaudhry", zero_shot: Values 
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
-    """`BWT = 1/(T-1) sum_{j<T-1} (A[T-1][j] - A[j][j])` (Lopez-Paz and Ranzato, 2017); None for a single task."""
+    """`BWT = 1/(T-1) sum_{j<T-1} (A[T-1][j] - A[j][j])` (Lopez-Paz and Ranzato, 2017).
+
+    Args:
+        matrix: The accuracy matrix.
+
+    Returns:
+        Percentage points, or None for a single task.
+    """
     lower = lower_triangle(matrix)
     return float(np.mean((lower[-1] - lower.diagonal())[:-1])) if len(lower) > 1 else None
 
 
 def forward_transfer(zero_shot: Values | None, untrained: Values | None) -> float | None:
-    """`FWT = 1/(T-1) sum_{j>=1} (zero_shot[j-1] - untrained[j])` (Lopez-Paz and Ranzato, 2017); None if unknown."""
+    """`FWT = 1/(T-1) sum_{j>=1} (zero_shot[j-1] - untrained[j])` (Lopez-Paz and Ranzato, 2017).
+
+    Args:
+        zero_shot: The accuracy on each task from the second on, just before it is learned.
+        untrained: The accuracy of the untrained model on each task.
+
+    Returns:
+        Percentage points, or None if an accuracy is unknown or there is a single task.
+    """
     later = 0 if zero_shot is None else len(zero_shot)
     before, baseline = _known(zero_shot, 0, later), _known(untrained, 1, later + 1)
     return None if later == 0 or before is None or baseline is None else float(np.mean(before - baseline))
 
 
 def new_task_accuracy(matrix: Matrix) -> float:
-    """`A[T-1][T-1]`: the accuracy on the last task."""
+    """`A[T-1][T-1]`: the accuracy on the last task.
+
+    Args:
+        matrix: The accuracy matrix.
+    """
     return float(lower_triangle(matrix)[-1, -1])
 
 
 def mean_new_task_accuracy(matrix: Matrix) -> float:
-    """`1/T sum_k A[k][k]`: the mean accuracy on each task just after learning it."""
+    """`1/T sum_k A[k][k]`: the mean accuracy on each task just after learning it.
+
+    Args:
+        matrix: The accuracy matrix.
+    """
     return float(lower_triangle(matrix).diagonal().mean())
 
 
 def stability_plasticity_ratio(matrix: Matrix, variant: Variant = "chaudhry") -> float | None:
     """`SPR = 100 F / A[T-1][T-1]`: forgetting in percent of the accuracy on the last task; lower is better.
 
-    None if it is undefined: for a single task, a last task that was not learned at all, or negative forgetting, where
-    a worse last task would give a better ratio.
+    Args:
+        matrix: The accuracy matrix.
+        variant: The variant of `forgetting`.
+
+    Returns:
+        The ratio, or None if it is undefined: for a single task, a last task that was not learned at all, or negative
+        forgetting, where a worse last task would give a better ratio.
     """
     forgotten, learned = forgetting(matrix, variant), new_task_accuracy(matrix)
     if forgotten is None or learned == 0 or forgotten < -ROUNDING:

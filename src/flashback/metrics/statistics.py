@@ -83,6 +83,10 @@ def paired_over_methods(
     """The paper's test: one pair of average accuracies per method and setting (class- and task-incremental).
 
     It tests the mean gain over these methods, and says nothing about seeds or about a single method.
+
+    Args:
+        host: The accuracies of each method without flashback, by method and setting.
+        flashback: The same with flashback.
     """
     first, second = (
         {(method, setting): value for method, row in table.items() for setting, value in row.items()}
@@ -92,7 +96,12 @@ def paired_over_methods(
 
 
 def paired_over_tasks(host: Matrix, flashback: Matrix) -> PairedTest:
-    """The paper's test for oEWC: one pair per task, of the average accuracies after it."""
+    """The paper's test for oEWC: one pair per task, of the average accuracies after it.
+
+    Args:
+        host: The accuracy matrix without flashback.
+        flashback: The accuracy matrix with flashback.
+    """
     return paired_test(average_accuracies(host), average_accuracies(flashback), unit="task")
 
 
@@ -100,6 +109,12 @@ def holm(values: Sequence[float]) -> list[float]:
     """Adjust p-values for multiple tests (Holm, 1979): the smallest of n is multiplied by n, the next by n - 1, ...
 
     If all adjusted values below 0.05 count as significant, the chance of any false finding is at most 5 %.
+
+    Args:
+        values: The p-values.
+
+    Returns:
+        The adjusted p-values, in the same order.
     """
     adjusted, largest = [0.0] * len(values), 0.0
     for done, k in enumerate(sorted(range(len(values)), key=values.__getitem__)):

@@ -51,7 +51,11 @@ class FileEvaluation:
         return dict(zip(self.class_names, class_accuracies(self.confusion), strict=True))
 
     def most_confused(self, count: int) -> list[tuple[str, str, int]]:
-        """The pairs of classes confused most often: true class, predicted class, number of images."""
+        """Return the pairs of classes confused most often: true class, predicted class, number of images.
+
+        Args:
+            count: How many pairs.
+        """
         pairs = [
             (self.class_names[true], self.class_names[predicted], images)
             for true, row in enumerate(self.confusion)

@@ -352,15 +352,28 @@ class Learner:
         return replace(Model.of(trainer.host.eval()), names_by_label=())  # its classes are known by name alone
 
     def predict(self, images: Source, *, top: int = 3) -> Predictions:
-        """Predict the classes of images with the version in use; see `predict_files`."""
+        """Predict the classes of images with the version in use; see `predict_files`.
+
+        Args:
+            images: The images.
+            top: How many classes to name for each image.
+        """
         return predict_files(self.load(), images, top=top)
 
     def evaluate(self, images: Source) -> FileEvaluation:
-        """Measure the accuracy of the version in use on labelled images; see `evaluate_files`."""
+        """Measure the accuracy of the version in use; see `evaluate_files`.
+
+        Args:
+            images: Labelled images.
+        """
         return evaluate_files(self.load(), images)
 
     def export(self, file: str | Path) -> None:
-        """Write the version in use to one file; see `export_model`."""
+        """Write the version in use to one file; see `export_model`.
+
+        Args:
+            file: Its path, which ends in .onnx or .pt2.
+        """
         export_model(self.load(), file)
 
     # ------------------------------------------------------------ versions

@@ -126,7 +126,14 @@ class Version:
         return self.after[name] - self.before[name]
 
     def accuracy(self, names: tuple[str, ...] | None = None) -> float | None:
-        """Mean accuracy over classes after the update, in percent; None without held-out images."""
+        """Return the mean accuracy over classes after the update, in percent.
+
+        Args:
+            names: The classes; None: all. Classes without held-out images do not count.
+
+        Returns:
+            The mean, or None if none of the classes has held-out images.
+        """
         values = [self.after[name] for name in (self.classes if names is None else names) if name in self.after]
         return sum(values) / len(values) if values else None
 

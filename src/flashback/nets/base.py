@@ -81,21 +81,33 @@ class Backbone(nn.Module):
         return self.requires_grad_(False).keep_frozen()
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode; frozen norm layers stay in evaluation mode."""
+        """Set training mode; frozen norm layers stay in evaluation mode.
+
+        Args:
+            mode: Whether to train.
+        """
         super().train(mode)
         for name in self.frozen_norms:
             self.get_submodule(name).eval()
         return self
 
     def set_trainable(self, trainable: bool = True) -> Self:
-        """Make all parameters trainable or none, except those that were built frozen."""
+        """Make all parameters trainable or none, except those that were built frozen.
+
+        Args:
+            trainable: Whether they require gradients.
+        """
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(trainable and name not in self.frozen_parameters)
         return self
 
     @torch.no_grad()
     def copy_frozen(self, other: Self) -> Self:
-        """Copy the frozen parameters and statistics, which may be random, from another backbone of the same kind."""
+        """Copy the frozen parameters and statistics, which may be random, from another backbone.
+
+        Args:
+            other: A backbone of the same kind.
+        """
         source = other.state_dict()
         for name, tensor in self.state_dict().items():
             if name in self.frozen_parameters or name.rpartition(".")[0] in self.frozen_norms:
@@ -103,9 +115,15 @@ class Backbone(nn.Module):
         return self
 
     def stage_maps(self, x: Tensor) -> list[Tensor]:
-        """Compute the feature maps [B, C, H, W] of each stage, first to last.
+        """Compute the feature maps of each stage; the features are the spatial mean of the last ones.
 
-        The features are the spatial mean of the last ones. PODNet and DyTox need them.
+        PODNet and DyTox need them.
+
+        Args:
+            x: Normalised images, [B, C, H, W].
+
+        Returns:
+            The maps [B, C, H, W] of each stage, first to last.
         """
         maps = [x]
         for level in self.levels():
@@ -196,7 +214,11 @@ def widen_linear(layer: nn.Linear, rows: int) -> None:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode inside the context, and restore its mode afterwards."""
+    """Put a module in evaluation mode inside the context, and restore its mode afterwards.
+
+    Args:
+        module: A network or a host.
+    """
     training = module.training
     module.eval()
     try:

@@ -190,7 +190,17 @@ class RunRecord:
 
 
 def read_record(path: str | Path) -> RunRecord:
-    """Read a finished run; errors name what is missing or damaged."""
+    """Read a finished run.
+
+    Args:
+        path: Its folder.
+
+    Returns:
+        The configuration, the record and the results of the run.
+
+    Raises:
+        FlashbackError: If a file is missing or damaged; the message names it.
+    """
     path = Path(path)
     return RunRecord(path, read_config(path), _read_json(path / RUN), _read_json(path / RESULTS))
 

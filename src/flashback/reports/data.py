@@ -15,7 +15,11 @@ NAMED = {"host.name", "benchmark.name", "recipe", "flashback.enabled"}  # have c
 
 
 def run_rows(report: Report) -> list[dict[str, Any]]:
-    """One row per run, setting and classifier, with all metrics and the settings that differ among the runs."""
+    """Return a row per run, setting and classifier, with all metrics and the settings that differ among the runs.
+
+    Args:
+        report: What `read_report` returned.
+    """
     return [about | settings | run.metrics(*which) for run, about, which, settings in _evaluations(report)]
 
 
@@ -28,7 +32,11 @@ def metric_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def accuracy_rows(report: Report) -> list[dict[str, Any]]:
-    """One row per run, setting, classifier and cell of the accuracy matrix; tasks are counted from 1."""
+    """Return a row per run, setting, classifier and cell of the accuracy matrix; tasks are counted from 1.
+
+    Args:
+        report: What `read_report` returned.
+    """
     return [
         {**about, "after_task": k + 1, "task": j + 1, "accuracy": accuracy, **settings}
         for run, about, which, settings in _evaluations(report)

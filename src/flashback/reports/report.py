@@ -232,6 +232,9 @@ def read_report(
         references: A YAML file of published values to show beside the measured ones.
         labels: Names for the runs below a folder, as `{"our net": "runs/mynet"}`.
 
+    Returns:
+        The report, which `write_report` and `write_plots` take.
+
     Raises:
         FlashbackError: A folder, file, method, metric or label does not exist.
     """

@@ -42,7 +42,11 @@ def mean_matrix(runs: Iterable[Run], setting: str) -> Array:
 
 
 def square(rows: Sequence[Sequence[float]]) -> Array:
-    """A matrix of results.json with as many columns as rows, NaN above the diagonal."""
+    """Fill up a matrix of results.json: as many columns as rows, NaN above the diagonal.
+
+    Args:
+        rows: Row k has an entry for each of the first k + 1 tasks.
+    """
     return np.array([[*row, *[np.nan] * (len(rows) - len(row))] for row in rows])
 
 

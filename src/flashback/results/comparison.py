@@ -214,7 +214,12 @@ class Comparison:
 
 
 def compare_methods(left: Method, right: Method) -> Comparison:
-    """Compare two methods on their common seeds; differences are right minus left."""
+    """Compare two methods on their common seeds; differences are right minus left.
+
+    Args:
+        left: The method to compare with.
+        right: The method that is compared.
+    """
     return Comparison(left, right, f"{right.name} against {left.name}")
 
 

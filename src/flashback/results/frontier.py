@@ -114,7 +114,11 @@ class Frontier:
         return {setting: self._summarise(setting) for setting in SETTINGS}
 
     def points(self, setting: str = CLASS_INCREMENTAL) -> dict[str, list[Point]]:
-        """The points of every curve by name, one for each weight."""
+        """Return the points of every curve by name, one for each weight.
+
+        Args:
+            setting: "class_incremental" or "task_incremental".
+        """
         return self._points[setting]
 
     def outlines(self, setting: str = CLASS_INCREMENTAL) -> dict[str, list[TradeOff]]:
@@ -169,7 +173,11 @@ class Frontier:
         return {setting: self._compare(setting) for setting in SETTINGS}
 
     def advantages(self, setting: str = CLASS_INCREMENTAL) -> list[Advantage]:
-        """For every form, how far its curve lies above the host's."""
+        """Return, for every form, how far its curve lies above the host's.
+
+        Args:
+            setting: "class_incremental" or "task_incremental".
+        """
         return self._advantages[setting]
 
     def _compare(self, setting: str) -> list[Advantage]:

@@ -117,7 +117,11 @@ class Method(Configured):
 
 
 def group_methods(runs: Iterable[Run]) -> list[Method]:
-    """Group runs that differ only in the seed, and name each method by what distinguishes it from the others."""
+    """Group runs that differ only in the seed, and name each method by what distinguishes it from the others.
+
+    Args:
+        runs: Finished runs.
+    """
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(method_key(run), []).append(run)

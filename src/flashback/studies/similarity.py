@@ -34,10 +34,23 @@ def compare_representations(
     out: str | Path | None = None,
     after_tasks: int | None = None,
 ) -> dict[str, Any]:
-    """CKA of both arms with the reference, on test images of earlier tasks (old) and of the last one (new).
+    """Measure the CKA of both arms with the reference, on test images of earlier tasks (old) and of the last one (new).
 
-    With `out`, leave cka.json there, which a report shows. With `after_tasks`, both arms are taken as they were after
-    so many tasks, and the tasks are those.
+    Args:
+        host: The run folder of the host alone.
+        flashback: The run folder of the same host with flashback.
+        reference: The run folder of a network trained on all tasks at once.
+        data: The folder of datasets.
+        device: Where to compute.
+        host_file: A file or files that register hosts or networks.
+        out: A folder for cka.json, which a report shows; None: write nothing.
+        after_tasks: Take both arms as they were after so many tasks, and only those tasks; None: at the end.
+
+    Returns:
+        What cka.json holds: under `old` and `new`, for each arm, the similarity of every layer.
+
+    Raises:
+        FlashbackError: If the three runs do not belong together, or have fewer than two tasks.
     """
     find_hosts(host_file)
     folders = {"host": Path(host), "flashback": Path(flashback), "reference": Path(reference)}

@@ -68,7 +68,13 @@ def shipped_sweeps() -> dict[str, str]:
 
 
 def read_sweep(name: str | Path) -> Sweep:
-    """Read a sweep by the path of its file or by the name of a shipped one.
+    """Read a sweep.
+
+    Args:
+        name: The path of its file, or the name of a shipped sweep.
+
+    Returns:
+        The sweep.
 
     Raises:
         FlashbackError: There is no such sweep, or it makes no sense.
@@ -84,7 +90,14 @@ def read_sweep(name: str | Path) -> Sweep:
 
 
 def parse_sweep(text: str, source: str) -> Sweep:
-    """Read a sweep from YAML; `source` is named in error messages.
+    """Read a sweep from YAML.
+
+    Args:
+        text: The YAML.
+        source: A name for it in error messages.
+
+    Returns:
+        The sweep.
 
     Raises:
         FlashbackError: The text is not a sweep.
