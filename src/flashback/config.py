@@ -241,7 +241,15 @@ class RunConfig:
 
 
 def not_negative(settings: Section, *names: str) -> None:
-    """Check these settings; None always passes."""
+    """Check that settings are not negative; None always passes.
+
+    Args:
+        settings: A section of the configuration.
+        names: The fields to check.
+
+    Raises:
+        FlashbackError: If a value is negative.
+    """
     for name in names:
         value = getattr(settings, name)
         require(
