@@ -52,8 +52,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     shared = len(section) if all(option.startswith(f"{section}.") for option in options) else 0
     lowered = {option[shared:].lower(): option for option in options}
     near = difflib.get_close_matches(name[shared:].lower(), lowered, n=1, cutoff=NEAR)
-    meant = OTHER_NAMES.get(kind, {}).get(name.lower()) or (lowered[near[0]] if near else None)
-    hint = f"did you mean '{meant}'?" if meant else f"known: {', '.join(options) or 'none'}"
+    suggestion = OTHER_NAMES.get(kind, {}).get(name.lower()) or (lowered[near[0]] if near else None)
+    hint = f"did you mean '{suggestion}'?" if suggestion else f"known: {', '.join(options) or 'none'}"
     elsewhere = f" ({ELSEWHERE[kind].format(name=name)})" if kind in ELSEWHERE else ""
     return FlashbackError(f"unknown {kind} '{name}'; {hint}{elsewhere}")
 

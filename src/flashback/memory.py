@@ -201,10 +201,10 @@ class Memory(nn.Module):
             self.clock.add_(len(slots))
         for name, value in values.items():
             column = self[name]
-            chosen = value.to(column.device, column.dtype)[winners]
-            chosen = chosen.masked_fill(masked.view(-1, *[1] * (chosen.dim() - 1)), 0)
+            content = value.to(column.device, column.dtype)[winners]
+            content = content.masked_fill(masked.view(-1, *[1] * (content.dim() - 1)), 0)
             with _any_write_order():
-                column.index_copy_(0, slots, chosen)
+                column.index_copy_(0, slots, content)
 
     def _check(self, name: str, value: Tensor, rows: int) -> None:
         expected = (rows, *self[name].shape[1:])
@@ -253,14 +253,14 @@ class Memory(nn.Module):
             FlashbackError: If a slot is empty or named twice.
         """
         slots = slots.to(self.count.device)
-        chosen, filled = slots.tolist(), self.filled
-        if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(filled)):
+        numbers, filled = slots.tolist(), self.filled
+        if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(filled)):
             raise FlashbackError(f"slots to keep must be distinct and below {filled}, the number of filled slots")
         for name in self.field_names:
             column = self[name]
-            kept = column[slots]
-            column.zero_()[: len(chosen)] = kept
-        self.count.fill_(len(chosen))
+            rows = column[slots]
+            column.zero_()[: len(numbers)] = rows
+        self.count.fill_(len(numbers))
 
 
 @contextmanager
@@ -291,5 +291,5 @@ def reservoir_slots(seen: Tensor, capacity: int, uniforms: Tensor) -> Tensor:
 def within_quotas(labels: Tensor, quotas: Sequence[int]) -> Tensor:
     """Positions, in order, of the first quotas[c] samples of each class c; labels beyond the quotas have none."""
     position = torch.arange(len(labels), device=labels.device)
-    kept = [position[labels == label][:quota] for label, quota in enumerate(quotas)]
-    return torch.cat([position[:0], *kept]).sort().values
+    rows = [position[labels == label][:quota] for label, quota in enumerate(quotas)]
+    return torch.cat([position[:0], *rows]).sort().values

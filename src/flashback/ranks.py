@@ -73,13 +73,13 @@ def local_rank() -> int:
     return int(os.environ["LOCAL_RANK"]) if launched() else 0
 
 
-def check_gpus(wanted: int) -> None:
+def check_gpus(number: int) -> None:
     """Refuse more ranks than this machine has GPUs."""
     import torch
 
     gpus = torch.cuda.device_count()
     require(
-        wanted <= gpus,
+        number <= gpus,
         f"every rank needs a GPU of its own, and this machine has {gpus}; start fewer ranks, or use --device cpu",
     )
 
@@ -152,10 +152,10 @@ def from_first(content: bytes) -> bytes:
 
     if _group.count == 1:
         return content
-    mine = _group.rank == 0
-    size = int(add_up(torch.tensor(len(content) if mine else 0)))
+    is_source = _group.rank == 0
+    size = int(add_up(torch.tensor(len(content) if is_source else 0)))
     whole = torch.zeros(size, dtype=torch.uint8)
-    if mine and content:
+    if is_source and content:
         whole.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
     return add_up(whole).numpy().tobytes()
 

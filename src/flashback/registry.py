@@ -54,11 +54,11 @@ def is_same_definition(one: object, other: object) -> bool:
         return True
     if getattr(one, "__qualname__", one) != getattr(other, "__qualname__", other):
         return False
-    files = [file_of(thing) for thing in (one, other)]
+    files = [file_of(definition) for definition in (one, other)]
     return files[0] == files[1] or (None in files and not one.__module__.startswith(PACKAGE))
 
 
-def file_of(thing: object) -> Path | None:
+def file_of(definition: object) -> Path | None:
     """The file in which something is defined; None in a notebook."""
-    file = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    file = getattr(sys.modules.get(definition.__module__), "__file__", None)
     return Path(file).resolve() if file else None

@@ -163,9 +163,9 @@ def shift_hue(x: Tensor, turns: Tensor) -> Tensor:
         (green - blue) / safe,
         torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
     )
-    turned = sextant + 6 * turns.view(-1, 1, 1)
+    hue = sextant + 6 * turns.view(-1, 1, 1)
     # A channel decreases from the value by the chroma as the hue leaves its third of the circle.
-    places = (turned[:, None] + constant((5.0, 3.0, 1.0), x.device).view(1, 3, 1, 1)) % 6
+    places = (hue[:, None] + constant((5.0, 3.0, 1.0), x.device).view(1, 3, 1, 1)) % 6
     fall = torch.minimum(places, 4 - places).clamp(0, 1)
     return value[:, None] - chroma[:, None] * fall
 

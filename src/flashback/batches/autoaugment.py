@@ -103,8 +103,8 @@ def warp(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
     source_y = (source_y + only("TranslateY") * height).floor().long()
     inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
     index = source_y.clamp(0, height - 1) * width + source_x.clamp(0, width - 1)
-    moved = x.flatten(2).gather(2, index.flatten(1)[:, None].expand(-1, x.shape[1], -1)).view_as(x)
-    return torch.where(inside[:, None], moved, FILL)
+    pixels = x.flatten(2).gather(2, index.flatten(1)[:, None].expand(-1, x.shape[1], -1)).view_as(x)
+    return torch.where(inside[:, None], pixels, FILL)
 
 
 def lookup(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def lookup(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
     values = torch.arange(256, device=x.device).expand(*x.shape[:2], -1)
     pixels = x.flatten(2).sort(2).values
     low, high = pixels[:, :, :1].long(), pixels[:, :, -1:].long()
-    stretched = (255 * (values - low)).div((high - low).clamp(min=1), rounding_mode="floor")
+    levels = (255 * (values - low)).div((high - low).clamp(min=1), rounding_mode="floor")
 
     # Pillow's histogram equalisation: pixels below a value, in units of 1/255 of those below the largest one.
     below = torch.searchsorted(pixels, values.to(x.dtype).contiguous())
@@ -122,7 +122,7 @@ def lookup(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
     amount = amount.view(-1, 1, 1)
     dropped_bits = (8 - amount).clamp(0, 8).long()
     tables = {
-        "AutoContrast": torch.where(high > low, stretched, values),
+        "AutoContrast": torch.where(high > low, levels, values),
         "Equalize": torch.where(unit > 0, equalised, values),
         "Invert": 255 - values,
         "Solarize": torch.where(values < amount, values, 255 - values),
@@ -154,9 +154,9 @@ def enhance(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
     }
     base, factor = x.float(), torch.ones_like(amount)
     for name, candidate in bases.items():
-        chosen = operation == OPERATIONS[name]
-        base = torch.where(per_image(chosen), candidate, base)
-        factor = torch.where(chosen, 1 + amount, factor)
+        mask = operation == OPERATIONS[name]
+        base = torch.where(per_image(mask), candidate, base)
+        factor = torch.where(mask, 1 + amount, factor)
     return blend(x, base, per_image(factor))
 
 

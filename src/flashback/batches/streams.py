@@ -85,8 +85,10 @@ class Stream:
         Args:
             rows: Their positions in this stream.
         """
-        chosen = rows.to(self.labels.device)
-        return Stream(self.images[rows.to(self.images.device)], self.labels[chosen], self.slots[chosen], self.resident)
+        positions = rows.to(self.labels.device)
+        return Stream(
+            self.images[rows.to(self.images.device)], self.labels[positions], self.slots[positions], self.resident
+        )
 
     def order(self, *key: object) -> Tensor:
         """The order of one epoch. It depends only on the key, so a resumed epoch continues where it stopped."""
@@ -118,12 +120,12 @@ def prefetch(stream: Stream, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor
     device = stream.labels.device
     positions = [batch.cpu() for batch in batches]  # now, since later each copy would wait for earlier steps
 
-    def load(chosen: Tensor) -> Tensor:
-        images = stream.images[chosen]
+    def load(rows: Tensor) -> Tensor:
+        images = stream.images[rows]
         return images.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else images
 
     with ThreadPoolExecutor(max_workers=1) as pool:
-        pending = [pool.submit(load, chosen) for chosen in positions[:2]]
+        pending = [pool.submit(load, rows) for rows in positions[:2]]
         for k, batch in enumerate(batches):
             images = pending.pop(0).result()
             if k + 2 < len(batches):

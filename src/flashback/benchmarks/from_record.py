@@ -98,8 +98,8 @@ def benchmark_from_record(run: Mapping[str, Any], load: Callable[[], Benchmark])
         return Task(index, classes, train, test, revisited)
 
     tasks = tuple(task(index, *classes) for index, classes in enumerate(record.tasks))
-    described = (record.name, record.dataset, record.order, tasks, record.mean, record.std, record.class_names)
-    return Benchmark(*described, record.checksum)
+    description = (record.name, record.dataset, record.order, tasks, record.mean, record.std, record.class_names)
+    return Benchmark(*description, record.checksum)
 
 
 def _read(run: Mapping[str, Any]) -> DataRecord:

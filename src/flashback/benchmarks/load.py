@@ -89,10 +89,10 @@ def load_benchmark(
     raw = raw or load_dataset(dataset, data, download)
     raw = _without_images(raw) if labels_only else raw
     names = [(by_label or raw.class_names)[label] for label in labels]
-    made = tuple(islice(_tasks(spec, _split(raw, validation, seed), labels, ranges, names), tasks))
-    mean, std = (dataset.mean, dataset.std) if dataset.mean else measure_channels(made[0].train.x)
+    all_tasks = tuple(islice(_tasks(spec, _split(raw, validation, seed), labels, ranges, names), tasks))
+    mean, std = (dataset.mean, dataset.std) if dataset.mean else measure_channels(all_tasks[0].train.x)
     return Benchmark(
-        *(spec.name, dataset.name, labels, made, mean, std, tuple(names), raw.checksum),
+        *(spec.name, dataset.name, labels, all_tasks, mean, std, tuple(names), raw.checksum),
         validation=float(validation),
         validation_seed=seed if validation else None,
     )
@@ -159,9 +159,9 @@ def _choose(
             f"{source} has no information about tasks; give their sizes, such as --set benchmark.sizes=2 (in Python "
             "sizes=2) for two classes a task, or [4,2,2] for three tasks"
         )
-    parsed, raw = read_sizes(sizes), read()
+    size_list, raw = read_sizes(sizes), read()
     dataset = Dataset(title, len(raw.class_names), raw.image_shape, (), (), (), lambda path: raw, raw.class_names)
-    return Spec(title, dataset, task_sizes(parsed, dataset.classes)), raw
+    return Spec(title, dataset, task_sizes(size_list, dataset.classes)), raw
 
 
 def _without_images(raw: RawDataset) -> RawDataset:
@@ -178,11 +178,11 @@ Part = tuple[RawSplit, Array]  # a split and the rows of it to use
 def _split(raw: RawDataset, validation: float, seed: int) -> tuple[Part, Part]:
     require(0 <= validation < 1, f"validation is {validation}; give a fraction from 0 to below 1")
     require(seed >= 0, f"the seed is {seed}; give one from 0")
-    everything = np.arange(len(raw.train.labels))
+    all_rows = np.arange(len(raw.train.labels))
     if validation == 0:
-        return (raw.train, everything), (raw.test, np.arange(len(raw.test.labels)))
+        return (raw.train, all_rows), (raw.test, np.arange(len(raw.test.labels)))
     held_out = _held_out(raw.train.labels, validation, seed)
-    return (raw.train, everything[~held_out]), (raw.train, everything[held_out])
+    return (raw.train, all_rows[~held_out]), (raw.train, all_rows[held_out])
 
 
 def _held_out(labels: Array, fraction: float, seed: int) -> Array:
@@ -210,7 +210,7 @@ def _tasks(
     for index, classes in enumerate(ranges):
         age = [index - first[present] for present in labels]
         masks = np.take(occurrences, turns) == age[0], np.isin(age[1], occurrences)
-        chosen = [rows[mask] for (_, rows), mask in zip(parts, masks, strict=True)]
+        selection = [rows[mask] for (_, rows), mask in zip(parts, masks, strict=True)]
         columns = [present[mask] for present, mask in zip(labels, masks, strict=True)]
         revisited = tuple(column for column in range(classes.start) if index - first[column] in spec.again)
         absent, untested = (sorted({*revisited, *classes} - set(present.tolist())) for present in columns)
@@ -221,7 +221,7 @@ def _tasks(
         if untested:
             listed = ", ".join(f"'{names[place]}'" for place in untested)
             warn_once(f"task {index + 1} has no test images of {listed}, so its accuracy ignores them")
-        loaded = [split.load(rows) for (split, _), rows in zip(parts, chosen, strict=True)]
+        loaded = [split.load(rows) for (split, _), rows in zip(parts, selection, strict=True)]
         if spec.degrees:
             loaded = [rotated(images, spec.degrees[index]) for images in loaded]
         train, test = (Images(x, torch.from_numpy(y)) for x, y in zip(loaded, columns, strict=True))

@@ -22,5 +22,5 @@ def rotated(images: torch.Tensor, degrees: float) -> torch.Tensor:
     matrix = torch.tensor([turn], dtype=torch.float64)
     grid = F.affine_grid(matrix, [1, 1, height, width], align_corners=False)
     pixels = images.reshape(1, -1, height, width).double()  # all images turn alike, so they are channels of one
-    turned = F.grid_sample(pixels, grid, align_corners=False)
-    return turned.round().clamp(0, 255).to(torch.uint8).reshape(images.shape)
+    result = F.grid_sample(pixels, grid, align_corners=False)
+    return result.round().clamp(0, 255).to(torch.uint8).reshape(images.shape)

@@ -71,11 +71,11 @@ def _register(dataset: str, entry: dict[str, Any]) -> None:
 
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
     values["files"] = tuple(file.format(package=PACKAGE) for file in entry["files"])
-    described = Dataset(dataset, read=read, **values)
+    definition = Dataset(dataset, read=read, **values)
     for name, split in benchmarks.items():
         sizes = split.pop("sizes")
         more: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in split.items()}
-        BENCHMARKS.register(name)(Spec(name, described, parse_sizes(sizes) or (), sizes, **more))
+        BENCHMARKS.register(name)(Spec(name, definition, parse_sizes(sizes) or (), sizes, **more))
 
 
 for _dataset, _entry in tomllib.loads((PACKAGE / "datasets.toml").read_text(encoding="utf-8")).items():

@@ -55,8 +55,8 @@ def _label_of(name: str, names: Sequence[str]) -> int:
 
 
 def _describe(label: int, names: Sequence[str]) -> str:
-    named = 0 <= label < len(names) and names[label] != str(label)
-    return f"'{names[label]}' (label {label})" if named else f"label {label}"
+    has_name = 0 <= label < len(names) and names[label] != str(label)
+    return f"'{names[label]}' (label {label})" if has_name else f"label {label}"
 
 
 def _permutation(seed: str | int, classes: int) -> tuple[int, ...]:
@@ -79,9 +79,9 @@ def imagenet100_classes() -> list[int]:
 def read_sizes(sizes: Sizes) -> tuple[int, ...] | int:
     """Parse a list of sizes, a text such as 50+5x10, or a number, which stands for equal tasks."""
     if isinstance(sizes, str):
-        parsed = parse_sizes(sizes)
-        if parsed:
-            return parsed[0] if sizes.strip().isdecimal() else parsed
+        size_list = parse_sizes(sizes)
+        if size_list:
+            return size_list[0] if sizes.strip().isdecimal() else size_list
     elif isinstance(sizes, Integral) and not isinstance(sizes, bool):
         return int(sizes)
     elif isinstance(sizes, Sequence) and all(isinstance(n, Integral) and not isinstance(n, bool) for n in sizes):
@@ -93,16 +93,16 @@ def read_sizes(sizes: Sizes) -> tuple[int, ...] | int:
 
 
 def task_sizes(sizes: Sizes, classes: int) -> tuple[int, ...]:
-    parsed = read_sizes(sizes)
-    if isinstance(parsed, tuple):
-        return parsed
-    if parsed < 1 or classes % parsed:
+    size_list = read_sizes(sizes)
+    if isinstance(size_list, tuple):
+        return size_list
+    if size_list < 1 or classes % size_list:
         divisors = ", ".join(str(size) for size in range(1, classes + 1) if classes % size == 0)
         raise FlashbackError(
-            f"{classes} classes cannot be split into equal tasks of {parsed}; give a size among {divisors}, or a "
+            f"{classes} classes cannot be split into equal tasks of {size_list}; give a size among {divisors}, or a "
             "list of unequal sizes"
         )
-    return (parsed,) * (classes // parsed)
+    return (size_list,) * (classes // size_list)
 
 
 def task_ranges(sizes: Sizes, classes: int) -> list[range]:
@@ -124,18 +124,18 @@ def resolve_benchmark(values: Mapping[str, Any], data: str | Path | None = None)
     section = values.get("benchmark")
     if not isinstance(section, Mapping):
         return values
-    name, resolved = str(section.get("name", BenchmarkConfig.name)), dict(section)
+    name, result = str(section.get("name", BenchmarkConfig.name)), dict(section)
     sizes = section.get("sizes")
     if sizes is not None and not isinstance(sizes, list | tuple):
-        parsed = read_sizes(sizes)
-        if isinstance(parsed, int):
+        size_list = read_sizes(sizes)
+        if isinstance(size_list, int):
             known = BENCHMARKS[name].dataset.classes if name in BENCHMARKS else len(_class_names(name, data))
-            parsed = task_sizes(parsed, known)
-        resolved["sizes"] = list(parsed)
+            size_list = task_sizes(size_list, known)
+        result["sizes"] = list(size_list)
     if (order := section.get("order")) is not None and has_names(order):
         names = _class_names(name, data)
-        resolved["order"] = list(class_order(order, len(names), class_names=names))
-    return {**values, "benchmark": resolved}
+        result["order"] = list(class_order(order, len(names), class_names=names))
+    return {**values, "benchmark": result}
 
 
 def _class_names(benchmark: str, data: str | Path | None) -> Sequence[str]:

@@ -26,14 +26,14 @@ class Changes:
         self.seen = self.look() if known else {}
 
     def look(self) -> dict[str, tuple[int, int, int]]:
-        found = {}
+        states = {}
         for path in self.folder.rglob("*"):
             with suppress(OSError):
                 if path.is_file() and not path.is_symlink() and path.name != LOCK and path.suffix != ".part":
                     status = path.stat()
                     name = path.relative_to(self.folder).as_posix()
-                    found[name] = status.st_ino, status.st_size, status.st_mtime_ns
-        return found
+                    states[name] = status.st_ino, status.st_size, status.st_mtime_ns
+        return states
 
     def take(self) -> tuple[Files, list[str]]:
         """The files that are new or differ, and the names of all files there are."""
@@ -62,9 +62,9 @@ def bring(folder: Path, files: Mapping[str, bytes], names: Iterable[str] | None 
         else:
             path.write_bytes(files[name])
     if names is not None:
-        kept = set(names)
+        names_to_keep = set(names)
         for path in (folder / CHECKPOINT).rglob("*"):
-            if path.is_file() and path.relative_to(folder).as_posix() not in kept:
+            if path.is_file() and path.relative_to(folder).as_posix() not in names_to_keep:
                 path.unlink(missing_ok=True)
 
 

@@ -110,12 +110,12 @@ class Collector:
         tasks = {self.entries[name].task: name for name in names}
         ended = ray.wait(list(tasks), num_returns=len(tasks), timeout=0)[0] if tasks else []
         problems = {tasks[task]: outcome(task) for task in ended}
-        told = {}
+        result = {}
         for name in names:
             entry = self.entries[name]
             files, _ = entry.changes.take()
-            told[name] = News(files, entry.names, entry.node, entry.attempt, name in problems, problems.get(name))
-        return told
+            result[name] = News(files, entry.names, entry.node, entry.attempt, name in problems, problems.get(name))
+        return result
 
     def stop(self, names: list[str]) -> None:
         """Ask runs to save and end."""

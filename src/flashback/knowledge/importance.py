@@ -154,8 +154,8 @@ def mean_over_images(
     gradients = vmap(grad(score), in_dims=(None, 0, 0))
     device, chunk = next(iter(weights.values())).device, chunk_size(list(weights.values()))
     # In evaluation mode batch norm couples no images and keeps its statistics; vmap cannot enter compiled modules.
-    mine = slice(ranks.rank(), len(labels), ranks.count())
-    pieces = zip(torch.split(images[mine], chunk), torch.split(labels[mine], chunk), strict=True)
+    share = slice(ranks.rank(), len(labels), ranks.count())
+    pieces = zip(torch.split(images[share], chunk), torch.split(labels[share], chunk), strict=True)
     with evaluating(net), torch.compiler.set_stance("force_eager"):
         for raw, y in (piece for piece in pieces if len(piece[1])):
             x = view(raw.to(device))

@@ -165,8 +165,8 @@ class ReplayedTargets(Knowledge):
         """
         rows = slots.clamp(min=0)
         stamps = self.stamps[rows]
-        counted = (slots >= 0) & (stamps.abs() == memory.stamps[rows]) & (stamps != 0)
-        return squared_error(responses[:, columns], self.targets[rows][:, columns], counted, weights=stamps > 0)
+        has_target = (slots >= 0) & (stamps.abs() == memory.stamps[rows]) & (stamps != 0)
+        return squared_error(responses[:, columns], self.targets[rows][:, columns], has_target, weights=stamps > 0)
 
 
 @contextmanager

@@ -161,9 +161,9 @@ class Fusion(nn.Module):
 
     def forward(self, old: Output, new: Output) -> Output:
         backward, current = new.logits.tensor_split([len(self.scale)], dim=1)
-        raised = ((1 + self.scale) * backward + self.shift)[:, self.groups]
+        correction = ((1 + self.scale) * backward + self.shift)[:, self.groups]
         features = torch.cat([old.features, new.features], dim=1)
-        return Output(features, torch.cat([old.logits + raised, current], dim=1))
+        return Output(features, torch.cat([old.logits + correction, current], dim=1))
 
     @torch.no_grad()
     def folded(self, old: Concatenation, new: EnergyNet) -> Concatenation:

@@ -124,26 +124,26 @@ class SplitPass(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        named = dict(kwargs or {})
-        if func is F.batch_norm and named["training"]:
-            return batch_norm(*args, **named)
-        if func is F.dropout and named["training"] and named["p"] > 0:
-            return dropout(args[0], named["p"])
-        if func in RANDOM or draws_in_training(func, args, named):
+        keywords = dict(kwargs or {})
+        if func is F.batch_norm and keywords["training"]:
+            return batch_norm(*args, **keywords)
+        if func is F.dropout and keywords["training"] and keywords["p"] > 0:
+            return dropout(args[0], keywords["p"])
+        if func in RANDOM or draws_in_training(func, args, keywords):
             raise FlashbackError(
                 f"this network draws random numbers by {func.__name__}, so its passes cannot be divided; run it on one "
                 "device"
             )
-        return func(*args, **named)
+        return func(*args, **keywords)
 
 
-def draws_in_training(func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+def draws_in_training(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
     """Whether this call of a function drops something; torch shows attention as one call, with the dropout inside."""
     if func is F.scaled_dot_product_attention:
-        return bool(named.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+        return bool(keywords.get("dropout_p", args[4] if len(args) > 4 else 0.0))
     if func is F.multi_head_attention_forward:
-        return bool(named.get("training", True) and named.get("dropout_p", args[10] if len(args) > 10 else 0.0))
-    return func in RANDOM_IN_TRAINING and bool(named.get("training") and named.get("p", 1.0) > 0)
+        return bool(keywords.get("training", True) and keywords.get("dropout_p", args[10] if len(args) > 10 else 0.0))
+    return func in RANDOM_IN_TRAINING and bool(keywords.get("training") and keywords.get("p", 1.0) > 0)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:

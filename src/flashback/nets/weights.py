@@ -34,8 +34,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ) from None
     if isinstance(saved, dict):
         saved = next((saved[key] for key in NESTED if isinstance(saved.get(key), dict)), saved)
-    named = isinstance(saved, dict) and all(isinstance(tensor, Tensor) for tensor in saved.values())
-    require(named and bool(saved), f"{path} holds no named tensors; give the state_dict of a model")
+    holds_tensors = isinstance(saved, dict) and all(isinstance(tensor, Tensor) for tensor in saved.values())
+    require(holds_tensors and bool(saved), f"{path} holds no named tensors; give the state_dict of a model")
     return {str(name).removeprefix("module."): tensor for name, tensor in saved.items()}
 
 

@@ -159,11 +159,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_settings(path: Path, config: Mapping[str, Any], resolve: Resolve) -> None:
-    differing = ", ".join(differing_keys(resolve(read_config(path)), resolve(config)))
+    keys = ", ".join(differing_keys(resolve(read_config(path)), resolve(config)))
     run = "a finished run" if is_finished(path) else "an unfinished run"
-    require(
-        not differing, f"{path} holds {run} of another configuration (differs in {differing}); {files.ANOTHER_FOLDER}"
-    )
+    require(not keys, f"{path} holds {run} of another configuration (differs in {keys}); {files.ANOTHER_FOLDER}")
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
