@@ -32,7 +32,7 @@ ROWS = [
     {"benchmarks"},
     {"engines"},
     {"metrics", "records"},
-    {"config", "plain_yaml", "files", "errors", "ranks", "registry", "seeds"},
+    {"config", "plain_yaml", "files", "errors", "progress_bar", "ranks", "registry", "seeds"},
 ]
 RANK = {package: -row for row, packages in enumerate(ROWS) for package in packages}
 APART = {"metrics", "records"}  # they know nothing of what is measured and recorded

@@ -39,7 +39,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run iCaRL", ["unknown host 'iCaRL'; did you mean 'icarl'?"]),
         (
             "run icarl --lr 0.1",
-            ["No such option: --lr", "A setting is given by its key, such as --set"],
+            ["No such option", "--lr", "A setting is given by its key, such as --set"],
         ),
         ("report --lr 3", ["No such option"]),
         ("run icral", ["unknown host 'icral'", "did you mean 'icarl'?"]),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from flashback import progress_bar
 from flashback.cli import progress
 
 
@@ -29,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def made_screen(monkeypatch: pytest.MonkeyPatch, width: int, terminal: bool) -> StringIO:
     screen = StringIO()
     console = Console(file=screen, force_terminal=terminal, width=width, color_system=None)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setattr(progress_bar, "Console", lambda **_: console)
     return screen
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from flashback import progress_bar
 from flashback.cli import progress
 from flashback.cli.console import show_table
 from flashback.training.trainer import Trainer
@@ -102,7 +103,7 @@ def test_names_of_hosts_and_sweeps_are_cleaned(flashback: Command, workplace: Pa
 def test_progress_is_cleaned(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=200, color_system=None)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setattr(progress_bar, "Console", lambda **_: console)
     monkeypatch.setattr(progress, "QUIET", 0.0)
     with progress.ProgressView() as view:
         observe = view.watch(HOSTILE)

@@ -169,8 +169,7 @@ class DecodedClass:
 
 def _decoded(groups: Sequence[DecodedClass]) -> list[Array]:
     """The images of each class, after decoding those whose file is missing, damaged or of another version."""
-    from rich.console import Console
-    from rich.progress import Progress
+    from flashback.progress_bar import TerminalProgress
 
     with ThreadPoolExecutor() as threads:
         arrays = list(threads.map(DecodedClass.cached, groups))
@@ -178,7 +177,7 @@ def _decoded(groups: Sequence[DecodedClass]) -> list[Array]:
     images = sum(len(groups[number].files) for number in missing)
     cache = groups[0].store.cache
     try:
-        with Progress(console=Console(stderr=True), disable=images < PROGRESS_FROM) as progress:
+        with TerminalProgress(shown=images >= PROGRESS_FROM) as progress:
             bar = progress.add_task("decoding", total=images)
             for number in missing:
                 cache.mkdir(parents=True, exist_ok=True)

@@ -2,12 +2,12 @@
 
 import time
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
 from flashback.errors import printable
+from flashback.progress_bar import TerminalProgress
 from flashback.training.running import accuracy_so_far
 from flashback.training.trainer import Event
 
@@ -22,7 +22,7 @@ class StateColumn(ProgressColumn):
         return Text(printable(task.fields["state"]), no_wrap=True, overflow="ellipsis")
 
 
-class ProgressView(Progress):
+class ProgressView(TerminalProgress):
     """Shows the runs that are training; without a terminal, lines at their tasks and at most one a minute between.
 
     Args:
@@ -31,7 +31,6 @@ class ProgressView(Progress):
     """
 
     def __init__(self, several: bool = False) -> None:
-        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         fixed = Column(no_wrap=True)
         super().__init__(
             TextColumn("{task.description}", markup=False, table_column=fixed),
@@ -39,16 +38,9 @@ class ProgressView(Progress):
             TimeElapsedColumn(table_column=fixed),
             TimeRemainingColumn(table_column=fixed),
             StateColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
             speed_estimate_period=A_DAY,
         )
         self.last_line, self.several = time.monotonic(), several
-
-    def stop(self) -> None:
-        if not self.disable:  # else an empty line would be printed
-            super().stop()
 
     def watch(self, name: str, tasks: int | None = None) -> "RunLine":
         return RunLine(self, name, tasks)

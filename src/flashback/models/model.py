@@ -61,12 +61,11 @@ class Model:
         Raises:
             FlashbackError: If not a single image can be read.
         """
-        from rich.console import Console
-        from rich.progress import Progress
+        from flashback.progress_bar import TerminalProgress
 
-        module, console = self.probabilities(), Console(stderr=True)
+        module = self.probabilities()
         batch = self.host.config.training.evaluation_batch
-        with Progress(console=console, transient=True, disable=not (progress and console.is_terminal)) as bar:
+        with TerminalProgress(shown=progress) as bar:
             line = bar.add_task("images", total=len(images))
             batches = read_batches(images, self.image_shape, batch, skipped, lambda count: bar.advance(line, count))
             for rows, raw in batches:

@@ -107,13 +107,11 @@ def collect(images: Sequence[ListedImage], shape: Shape, known: Sequence[str], p
     Raises:
         FlashbackError: If none can be read, or class names differ only in case.
     """
-    from rich.console import Console
-    from rich.progress import Progress
+    from flashback.progress_bar import TerminalProgress
 
     refuse_case_twins((str(image.label) for image in images), known)
     skipped, pieces, names = dict[str, str](), list[Tensor](), list[str]()
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not (progress and console.is_terminal)) as bar:
+    with TerminalProgress(shown=progress) as bar:
         line = bar.add_task("images", total=len(images))
         for rows, pixels in read_batches(images, shape, BATCH, skipped, lambda count: bar.advance(line, count)):
             pieces.append(pixels)

@@ -226,4 +226,5 @@ class BatchNorm(torch.autograd.Function):
 
 def affine(x: Tensor, factor: Tensor, summand: Tensor) -> Tensor:
     """Compute factor * x + summand for each channel, in one kernel."""
-    return F.batch_norm(x, torch.zeros_like(factor), torch.ones_like(factor), factor, summand, False, 0.0, 0.0)
+    eps = torch.finfo(torch.float32).tiny  # torch 2.11 refuses 0; 1 + eps is 1
+    return F.batch_norm(x, torch.zeros_like(factor), torch.ones_like(factor), factor, summand, False, 0.0, eps)
