@@ -340,11 +340,11 @@ class Host(Predictor):
                 hooks do nothing unless given.
         """
         main = Optimisation.of(self.config.training, first_task=False)
-        given = {key: value for key, value in optimisation.items() if value is not None}
+        overrides = {key: value for key, value in optimisation.items() if value is not None}
         stage = self.main_stage(
             name=name,
             epochs=self.config.training.epochs if epochs is None else epochs,
-            optimisation=replace(main, **given),
+            optimisation=replace(main, **overrides),
             main=False,
         )
         hooks = dict.fromkeys(("before_update", "after_step", "allocate", "begin", "end"), nothing)

@@ -117,6 +117,6 @@ class BiC(ExemplarHost):
         smallest = int(torch.bincount(labels, minlength=seen).min())
         quota = max(1, math.floor(self.settings.held_out * smallest + 1e-9))  # 0.29 * 100 is below 29
         held_out = within_quotas(labels, [quota] * seen)
-        kept = torch.ones(len(order), dtype=torch.bool)
-        kept[held_out] = False
-        return whole.part(order[kept]), whole.part(order[held_out])
+        mask = torch.ones(len(order), dtype=torch.bool)
+        mask[held_out] = False
+        return whole.part(order[mask]), whole.part(order[held_out])

@@ -170,10 +170,10 @@ class LinearConnector(Host):
             cast(NullSpace, space).update(self.settings.null_ratio)
         if self.anchor is not None:
             others = self.other_parameters()
-            chosen = {id(parameter) for parameter in others}
+            other_ids = {id(parameter) for parameter in others}
             fisher = fisher_diagonal(self.net, train.x, train.y, views.plain, "empirical", self.task.new)
-            counted = [torch.full((p.numel(),), id(p) in chosen, device=p.device) for p in trainable(self.net)]
-            self.anchor.importance.add_(fisher[torch.cat(counted)])
+            masks = [torch.full((p.numel(),), id(p) in other_ids, device=p.device) for p in trainable(self.net)]
+            self.anchor.importance.add_(fisher[torch.cat(masks)])
             self.anchor.values.copy_(torch.cat([parameter.flatten() for parameter in others]))
 
     @contextmanager

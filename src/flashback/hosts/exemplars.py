@@ -87,8 +87,8 @@ class ExemplarHost(Host):
         share = int(torch.bincount(exemplars.labels).max())
         generator = seeded_generator(self.config.seed, self.task.index, "balanced set")
         shuffled = torch.randperm(len(new), generator=generator)
-        chosen = torch.cat([shuffled[new.y[shuffled] == c][:share] for c in self.task.classes])
-        return Stream.of(Images(new.x[chosen], new.y[chosen]), self.device).joined(exemplars)
+        rows = torch.cat([shuffled[new.y[shuffled] == c][:share] for c in self.task.classes])
+        return Stream.of(Images(new.x[rows], new.y[rows]), self.device).joined(exemplars)
 
     @torch.no_grad()
     def refill(self, net: nn.Module | None = None) -> None:
@@ -106,13 +106,13 @@ class ExemplarHost(Host):
         if self.task.revisited:
             again = torch.isin(labels, torch.tensor(self.task.revisited, device=self.device))
             images, targets = torch.cat([images, stored[again].cpu()]), torch.cat([targets, labels[again].cpu()])
-        kept = [torch.nonzero(labels == c).flatten()[:quota] for c in self.task.before if c not in self.task.revisited]
-        self.memory.keep(torch.cat(kept) if kept else labels[:0])
+        slots = [torch.nonzero(labels == c).flatten()[:quota] for c in self.task.before if c not in self.task.revisited]
+        self.memory.keep(torch.cat(slots) if slots else labels[:0])
         features = self.embed(images, features_of, net)
         classes = [torch.nonzero(targets == c).flatten() for c in self.task.columns]
         rankings = herd_classes([features[rows.to(self.device)] for rows in classes], quota, self.settings.normalise)
-        chosen = torch.cat([rows[ranking.cpu()] for rows, ranking in zip(classes, rankings, strict=True)])
-        self.memory.append(images[chosen].to(self.device), targets[chosen].to(self.device))
+        selection = torch.cat([rows[ranking.cpu()] for rows, ranking in zip(classes, rankings, strict=True)])
+        self.memory.append(images[selection].to(self.device), targets[selection].to(self.device))
 
     def exemplar_features(self) -> tuple[Tensor, Tensor]:
         """Return features and labels of the exemplars of each class seen.
@@ -152,16 +152,16 @@ def _herd_padded(features: Sequence[Tensor], quota: int, normalise: bool) -> lis
     pool = pad_sequence([_prepared(rows, normalise) for rows in features], batch_first=True)
     size = torch.tensor(sizes, device=pool.device)
     mean = pool.sum(1) / size.clamp(min=1)[:, None]
-    taken = torch.arange(pool.shape[1], device=pool.device) >= size[:, None]  # padding cannot be selected
+    unavailable = torch.arange(pool.shape[1], device=pool.device) >= size[:, None]  # padding cannot be selected
     classes = torch.arange(len(sizes), device=pool.device)
     total, order = torch.zeros_like(mean), []
     for step in range(1, min(quota, max(sizes)) + 1):
         # argmin of |mean - (total + x) / step|, multiplied by step
         distance = torch.linalg.vector_norm(pool - (step * mean - total)[:, None], dim=2)
-        chosen = distance.masked_fill_(taken, torch.inf).argmin(1)
-        total += pool[classes, chosen]
-        taken[classes, chosen] = True
-        order.append(chosen)
+        best = distance.masked_fill_(unavailable, torch.inf).argmin(1)
+        total += pool[classes, best]
+        unavailable[classes, best] = True
+        order.append(best)
     ranking = torch.stack(order, 1) if order else classes.new_empty(len(sizes), 0)
     return [row[: min(quota, n)] for row, n in zip(ranking, sizes, strict=True)]
 

@@ -108,15 +108,15 @@ def importing_from(folder: Path) -> Iterator[None]:
     """Let a file import what lies beside it, as a script can; host files that were run before are not run again."""
     files = {Path(str(module.__file__)): module for module in host_modules()}
     beside = {file.stem: module for file, module in files.items() if file.parent == folder}
-    named = {stem: module for stem, module in beside.items() if stem not in sys.modules}
-    sys.modules.update(named)
+    modules = {stem: module for stem, module in beside.items() if stem not in sys.modules}
+    sys.modules.update(modules)
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         with suppress(ValueError):  # the file may have changed the list too
             sys.path.remove(str(folder))
-        for stem in named:
+        for stem in modules:
             sys.modules.pop(stem, None)
 
 

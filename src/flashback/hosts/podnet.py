@@ -135,8 +135,8 @@ def k_means(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor
     An empty cluster keeps its centre. With fewer points than clusters, centres repeat. Returns [clusters, d].
     """
     points = points.double()
-    drawn = torch.randperm(len(points), generator=generator).to(points.device)
-    centres = points[drawn.repeat(-(-clusters // len(points)))[:clusters]]
+    sample = torch.randperm(len(points), generator=generator).to(points.device)
+    centres = points[sample.repeat(-(-clusters // len(points)))[:clusters]]
     before = None
     for _ in range(100):  # it usually converges in a few
         nearest = torch.cdist(points, centres).argmin(dim=1)

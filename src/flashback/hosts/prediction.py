@@ -163,11 +163,11 @@ class Predictor(nn.Module):
     def _raw(self, images: RawImages) -> Tensor:
         raw = images.x if isinstance(images, Images) else images
         shape = ", ".join(map(str, self.benchmark.image_shape))
-        wanted = f"raw images are a uint8 tensor or array of shape [n, {shape}]"
-        require(isinstance(raw, Tensor | np.ndarray), f"{wanted}, not {type(raw).__name__}")
+        requirement = f"raw images are a uint8 tensor or array of shape [n, {shape}]"
+        require(isinstance(raw, Tensor | np.ndarray), f"{requirement}, not {type(raw).__name__}")
         kind = str(raw.dtype).removeprefix("torch.")
         fits = kind == "uint8" and tuple(raw.shape[1:]) == self.benchmark.image_shape
-        require(fits, f"{wanted}, not {kind} {list(raw.shape)}")
+        require(fits, f"{requirement}, not {kind} {list(raw.shape)}")
         return raw if isinstance(raw, Tensor) else torch.from_numpy(np.require(raw, requirements=["C", "W"]))
 
 

@@ -114,15 +114,15 @@ class ReplayHost(Host):
         """Count the allocated memory, since plastic targets also reserve a row for every slot."""
         return {"stable": self.memory.nbytes(allocated=True)}
 
-    def available(self, wanted: int) -> int:
-        """Return the size of a draw: the wanted one, or less while the memory holds fewer images.
+    def available(self, size: int) -> int:
+        """Return the size of a draw: the size asked for, or less while the memory holds fewer images.
 
         Args:
-            wanted: The images of a full draw.
+            size: The images of a full draw.
         """
         if self.stores_at_end and self.task.index == 0:
             return 0  # asking the memory would wait for the device in every step
-        return self.memory.available(min(wanted, self.memory.capacity))
+        return self.memory.available(min(size, self.memory.capacity))
 
     def variant(self) -> object:
         return self.available(self.settings.minibatch)
@@ -133,13 +133,13 @@ class ReplayHost(Host):
 
     def draw(self) -> list[Draw]:
         """Draw images uniformly from the memory, `draws_per_step` times, and augment them; none if it is empty."""
-        drawn = []
+        draws = []
         size = self.available(self.settings.minibatch)
         for _ in range(self.draws_per_step if size else 0):
             slots = self.memory.draw(size, self.generator)
             x = self.views.weak(self.memory.images[slots], self.generator)
-            drawn.append(Draw(slots, self.memory.labels[slots], x))
-        return drawn
+            draws.append(Draw(slots, self.memory.labels[slots], x))
+        return draws
 
     def forward(self, batch: Batch) -> ReplayStep:
         """Run the network on the batch and on each draw."""
@@ -181,8 +181,8 @@ def balanced_quotas(capacity: int, old: int, new: int, generator: torch.Generato
     The remainder goes to random new classes, one each. Old classes come first in the result.
     """
     share = capacity // (old + new)
-    each, left = divmod(capacity - old * share, new)
-    extra = set(torch.randperm(new, generator=generator, device=generator.device)[:left].tolist())
+    each, remainder = divmod(capacity - old * share, new)
+    extra = set(torch.randperm(new, generator=generator, device=generator.device)[:remainder].tolist())
     return [share] * old + [each + (index in extra) for index in range(new)]
 
 
@@ -195,8 +195,8 @@ def trim_to_quotas(memory: Memory, task: Task, generator: torch.Generator) -> li
     absent = [column for column in task.before if column not in task.revisited]
     quotas = balanced_quotas(memory.capacity, len(absent), len(task.columns), generator)
     shares = dict(zip([*absent, *task.columns], quotas, strict=True))
-    kept = [shares[column] // (2 if column in task.revisited else 1) for column in task.before]
-    memory.keep(within_quotas(memory.labels[: memory.filled], kept))
+    limits = [shares[column] // (2 if column in task.revisited else 1) for column in task.before]
+    memory.keep(within_quotas(memory.labels[: memory.filled], limits))
     stored = torch.bincount(memory.labels[: memory.filled], minlength=task.seen.stop).tolist()
     return [shares[column] - stored[column] for column in range(task.seen.stop)]
 
@@ -206,5 +206,5 @@ def sample_new_images(
 ) -> tuple[Tensor, Tensor]:
     """Draw the images of each class of the task that fill its quota; returns raw images and labels."""
     order = torch.randperm(len(task.train), generator=generator, device=device).cpu()
-    chosen = order[within_quotas(task.train.y[order], quotas)]
-    return task.train.x[chosen].to(device), task.train.y[chosen].to(device)
+    rows = order[within_quotas(task.train.y[order], quotas)]
+    return task.train.x[rows].to(device), task.train.y[rows].to(device)

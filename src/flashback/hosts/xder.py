@@ -96,8 +96,8 @@ class XDER(ReplayHost):
         draws, strong = self.draw(), self.strong_views(batch)
         untracked = [] if strong is None else [strong[0]]
         output, *others = joint_forward(self.net, [batch.x, *(draw.x for draw in draws)], untracked=untracked)
-        drawn = [draw.with_output(out) for draw, out in zip(draws, others, strict=False)]
-        return XDERStep(batch, output, drawn, None if strong is None else (others[-1].logits, strong[1]))
+        complete_draws = [draw.with_output(out) for draw, out in zip(draws, others, strict=False)]
+        return XDERStep(batch, output, complete_draws, None if strong is None else (others[-1].logits, strong[1]))
 
     def strong_views(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Return two strong views of new and of stored images as one batch, and their labels.
@@ -151,10 +151,10 @@ class XDER(ReplayHost):
         logits = torch.cat([step.output.logits, *(draw.output.logits for draw in step.draws)])
         labels = torch.cat([step.batch.y, *(draw.labels for draw in step.draws)])
         unstored = -1 - torch.arange(len(step.batch), device=labels.device)  # new images all count
-        counted = first_occurrences(torch.cat([unstored, *(draw.slots for draw in step.draws)]))
+        mask = first_occurrences(torch.cat([unstored, *(draw.slots for draw in step.draws)]))
         other_heads = self.task_of[labels][:, None] != self.task_of
         true_head = logits.masked_fill(other_heads, -torch.inf).amax(dim=1)
-        return mean_violation(logits[:, self.task.seen.stop :].amax(dim=1) + self.settings.margin - true_head, counted)
+        return mean_violation(logits[:, self.task.seen.stop :].amax(dim=1) + self.settings.margin - true_head, mask)
 
     def stability_support(self) -> Support:
         """The first draw, all columns, weight alpha; `ReplayHost.distance` is the squared error to stored targets."""
@@ -174,14 +174,14 @@ class XDER(ReplayHost):
         self.memory.write(slots, replays=times)  # a slot in both draws counts once: each time it gets the same number
         self.implant(slots, torch.cat([draw.output.logits for draw in step.draws]), first & (uniform * times < 1))
 
-    def implant(self, slots: Tensor, fresh: Tensor, chosen: Tensor) -> None:
+    def implant(self, slots: Tensor, fresh: Tensor, mask: Tensor) -> None:
         """Write fresh logits, attenuated, over the targets of the chosen slots, from the present head on."""
         targets = self.memory["targets"][slots]
         truth = targets.gather(1, self.memory.labels[slots][:, None])
         start = self.task.new.start
         edited = torch.cat([targets[:, :start], attenuated(fresh[:, start:], truth, self.settings.gamma)], dim=1)
         # slot `capacity` discards the write
-        self.memory.write(slots.where(chosen, self.memory.capacity), targets=edited)
+        self.memory.write(slots.where(mask, self.memory.capacity), targets=edited)
 
     @torch.no_grad()
     def end(self) -> None:
@@ -243,6 +243,6 @@ def supervised_contrastive(vectors: Tensor, labels: Tensor, temperature: float) 
     return -((log_share * positives).sum(dim=-1) / positives.sum(dim=-1)).mean(dim=-1)
 
 
-def mean_violation(hinge: Tensor, counted: Tensor | bool = True) -> Tensor:
+def mean_violation(hinge: Tensor, mask: Tensor | bool = True) -> Tensor:
     """Mean over those that violate a constraint; zero if none does."""
-    return masked_mean(hinge, (hinge > 0) & counted)
+    return masked_mean(hinge, (hinge > 0) & mask)
