@@ -106,12 +106,12 @@ class Learner:
         require(held_out_per_class >= 1, f"held_out_per_class must be at least 1, not {held_out_per_class}")
         require(image_size is None or image_size >= 8, f"image_size must be at least 8, not {image_size}")
         device = select_device(device)
-        chosen: dict[str, Any] = {"training.epochs": EPOCHS}
-        chosen |= {"training.momentum": DEFAULT_MOMENTUM} if host == DEFAULT_HOST else {}
-        chosen |= {} if device.type == "cuda" else {"host.net": CPU_NET}
-        chosen |= {} if net is None else {"host.net": net}
-        chosen |= {} if memory is None else {"host.memory_size": memory}
-        config = configure(host, BENCHMARK, flashback=flashback, seed=seed, settings={**chosen, **(settings or {})})
+        choices: dict[str, Any] = {"training.epochs": EPOCHS}
+        choices |= {"training.momentum": DEFAULT_MOMENTUM} if host == DEFAULT_HOST else {}
+        choices |= {} if device.type == "cuda" else {"host.net": CPU_NET}
+        choices |= {} if net is None else {"host.net": net}
+        choices |= {} if memory is None else {"host.memory_size": memory}
+        config = configure(host, BENCHMARK, flashback=flashback, seed=seed, settings={**choices, **(settings or {})})
         require(
             HOSTS[host].task_by_task, f"{host} needs all tasks at once, so it cannot go on learning; choose another"
         )
@@ -177,7 +177,7 @@ class Learner:
         self._begin(update)
         trainer, seconds = self._train(update, observers)
         version = self._judge(update, trainer.host, limits, seconds)
-        self.folder.add(version, trainer.state(), update.kept)
+        self.folder.add(version, trainer.state(), update.sample)
         self._finish(version)
         return version
 
@@ -208,17 +208,17 @@ class Learner:
             train, held_out = self._split(collected.x, labels, number)
         revisited = tuple(sorted({int(label) for label in torch.unique(labels) if label < len(known)}))
         earlier = self.folder.held_out(parent) if parent else Images(held_out.x[:0], held_out.y[:0])
-        kept = limited(joined(earlier, held_out), self.settings.held_out_per_class, self.config.seed, number)
+        sample = limited(joined(earlier, held_out), self.settings.held_out_per_class, self.config.seed, number)
         mean, std = (parent.mean, parent.std) if parent else measure_channels(train.x)
         tasks = (*(parent.tasks if parent else ()), PastTask(len(new), revisited))
         settings = {key: value for key, value in self.settings.config.items() if key != "checkpoint"}
         options = asdict(self.settings) | {"config": settings}
         digest = digest_of([options, number, parent.digest if parent else None, content])
         # Known classes are judged on images of earlier updates, so that wrong labels cannot hide what they spoil.
-        unjudged = ~torch.isin(held_out.y, earlier.y)
-        judged = joined(earlier, Images(held_out.x[unjudged], held_out.y[unjudged]))
+        of_new_classes = ~torch.isin(held_out.y, earlier.y)
+        evaluation = joined(earlier, Images(held_out.x[of_new_classes], held_out.y[of_new_classes]))
         return Update(
-            *(number, parent, classes, new, revisited, train, judged, kept, len(held_out), len(self.skipped)),
+            *(number, parent, classes, new, revisited, train, evaluation, sample, len(held_out), len(self.skipped)),
             *(count_copies(train, joined(earlier, held_out)), mean, std, tasks, content, digest),
         )
 
@@ -282,7 +282,7 @@ class Learner:
             raise
 
     def _judge(self, update: Update, host: Host, limits: tuple[float | None, float | None], seconds: float) -> Version:
-        images = update.judged
+        images = update.evaluation
         known = len(update.parent.classes) if update.parent else 0
         before: dict[str, float] = {}
         if update.parent is not None:
@@ -343,11 +343,11 @@ class Learner:
         number = self.folder.current if version is None else version
         require(number is not None, f"the model in {printable(self.folder.path)} has learned nothing yet")
         assert number is not None
-        found = self.folder.version(number)
+        record = self.folder.version(number)
         with prepared_device(self.config, self.device, "fp32"), explaining_failures():
-            benchmark = open_benchmark(found)
+            benchmark = open_benchmark(record)
             trainer = Trainer(build_method(self.config, benchmark, self.device, pretrained=False), benchmark)
-            trainer.resume(self.folder.state(found))
+            trainer.resume(self.folder.state(record))
         trainer.host.learned = trainer.host.task.classes.stop
         return replace(Model.of(trainer.host.eval()), names_by_label=())  # its classes are known by name alone
 
@@ -418,15 +418,15 @@ class Learner:
                 assert current is not None
                 version = current.parent
             assert version is not None
-            chosen = self.folder.version(version)
-            self.folder.state(chosen)
-            self.folder.held_out(chosen)
+            target = self.folder.version(version)
+            self.folder.state(target)
+            self.folder.held_out(target)
             require(
                 not self.folder.update.exists(),
                 f"{printable(self.folder.update)} holds an unfinished update; finish it, or remove that folder, first",
             )
             self.folder.set_current(version)
-        return chosen
+        return target
 
     def prune(self, keep: int = 5) -> int:
         """Remove the models of all but the newest versions; their records stay in the history.
@@ -459,8 +459,8 @@ class Update:
     new: tuple[str, ...]
     revisited: tuple[int, ...]  # columns
     train: Images
-    judged: Images  # held-out images: those kept by the parent, and those of this update of other classes
-    kept: Images  # the share of them that the new version keeps
+    evaluation: Images  # held-out images: those kept by the parent, and those of this update of other classes
+    sample: Images  # the share of them that the new version keeps
     held_out: int  # how many of this update's images are held out
     skipped: int
     copies: int  # training images that are equal to held-out ones
@@ -523,13 +523,13 @@ def joined(first: Images, second: Images) -> Images:
 
 def limited(images: Images, per_class: int, seed: int, number: int) -> Images:
     """Keep at most so many images of each class, drawn at random."""
-    kept = []
+    parts = []
     for label in torch.unique(images.y).tolist():
         rows = torch.nonzero(images.y == label).flatten()
         order = torch.randperm(len(rows), generator=seeded_generator(seed, number, label, "kept"))
-        kept.append(rows[order[:per_class].sort().values])
-    chosen = torch.cat(kept).sort().values if kept else torch.zeros(0, dtype=torch.int64)
-    return Images(images.x[chosen], images.y[chosen])
+        parts.append(rows[order[:per_class].sort().values])
+    rows_to_keep = torch.cat(parts).sort().values if parts else torch.zeros(0, dtype=torch.int64)
+    return Images(images.x[rows_to_keep], images.y[rows_to_keep])
 
 
 def class_accuracies(host: Host, images: Images, names: Sequence[str]) -> dict[str, float]:

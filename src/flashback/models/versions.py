@@ -286,10 +286,10 @@ class ModelFolder:
         """Remove what a version needs to be used, and keep its record; returns the bytes freed."""
         refuse_special(self.folder(number))
         files = [path for path in self.folder(number).rglob("*") if path.is_file() and path.name != VERSION]
-        freed = sum(path.stat().st_size for path in files)
+        size = sum(path.stat().st_size for path in files)
         (self.folder(number) / HELD_OUT).unlink(missing_ok=True)
         remove_folder(self.folder(number) / CHECKPOINT)  # last, as it says that there is something to remove
-        return freed
+        return size
 
     def drop_update(self) -> None:
         """Remove the update that is being learned, at once: a process that is killed here leaves no half of it."""

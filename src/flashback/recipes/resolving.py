@@ -64,25 +64,25 @@ def configure(
     )
     if host not in HOSTS:
         load_installed_hosts()
-    given = dotted(settings or {}) | dotted_keys(HOSTS[host], plain)
-    left_open = flashback is None and ENABLED not in given
-    require(given.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
-    name, recipe = given.pop("benchmark.name", str(benchmark)), given.pop("recipe", recipe)
-    flashback, seed = given.pop(ENABLED, flashback or False), given.pop("seed", seed)
+    overrides = dotted(settings or {}) | dotted_keys(HOSTS[host], plain)
+    left_open = flashback is None and ENABLED not in overrides
+    require(overrides.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
+    name, recipe = overrides.pop("benchmark.name", str(benchmark)), overrides.pop("recipe", recipe)
+    flashback, seed = overrides.pop(ENABLED, flashback or False), overrides.pop("seed", seed)
     values: dict[str, Any] = {"recipe": recipe, "seed": seed}
     fixed = {"host.name": host, "benchmark.name": name, ENABLED: flashback}
     from_recipe = recipe_values(host, name, recipe, bool(flashback))
-    if given.get("host.memory_size") is not None:  # replaces the recipe's size per class
+    if overrides.get("host.memory_size") is not None:  # replaces the recipe's size per class
         require(
-            given.get("host.memory_per_class") is None,
+            overrides.get("host.memory_per_class") is None,
             "host.memory_size (total) and host.memory_per_class exclude each other; give one of them",
         )
         from_recipe.pop("host.memory_per_class", None)
-    for key, value in {**from_recipe, **given, **fixed}.items():
+    for key, value in {**from_recipe, **overrides, **fixed}.items():
         set_dotted(values, key, value)
     config = with_true_recipe(config_from_dict(values, data))
     if left_open:
-        check_flashback_is_on(config, given)
+        check_flashback_is_on(config, overrides)
     return config
 
 
@@ -102,8 +102,8 @@ def dotted_keys(host: type[Host], settings: Mapping[str, Any]) -> dict[str, Any]
     return {known[name][0]: value for name, value in settings.items()}
 
 
-def check_flashback_is_on(config: RunConfig, given: Mapping[str, Any]) -> None:
-    unused = [key for key in dotted(given) if key.startswith("flashback.") and key != ENABLED]
+def check_flashback_is_on(config: RunConfig, settings: Mapping[str, Any]) -> None:
+    unused = [key for key in dotted(settings) if key.startswith("flashback.") and key != ENABLED]
     require(
         config.flashback.enabled or not unused,
         f"{', '.join(unused)} has no effect without flashback; add --flashback, in Python flashback=True",

@@ -74,8 +74,8 @@ def build_host(
         settings["net"] = net
     if isinstance(config, str):
         find_hosts()
-        chosen = {"benchmark.validation": benchmark.validation, **dotted_keys(HOSTS[config], settings)}
-        config = configure(config, benchmark.name, settings=chosen)
+        overrides = {"benchmark.validation": benchmark.validation, **dotted_keys(HOSTS[config], settings)}
+        config = configure(config, benchmark.name, settings=overrides)
     elif settings:
         raise FlashbackError(f"give {', '.join(settings)} to fb.configure, which makes the configuration")
     require(
@@ -106,20 +106,22 @@ def check_loaded(benchmark: Benchmark, function: str) -> None:
 
 def check_benchmark(config: RunConfig, benchmark: Benchmark) -> None:
     """Refuse a benchmark that contradicts a configuration; None in the configuration leaves a value open."""
-    chosen, classes = config.benchmark, len(benchmark.order)
-    is_named = benchmark.name in (chosen.name, Path(chosen.name).stem)  # a file is named by its stem
-    order = None if chosen.order is None else class_order(chosen.order, classes, config.seed, benchmark.names_by_label)
-    sizes = None if chosen.sizes is None else list(task_sizes(chosen.sizes, classes)[: chosen.tasks])
-    for key, expected, given in (
-        ("name", None if is_named else chosen.name, benchmark.name),
+    section, classes = config.benchmark, len(benchmark.order)
+    is_named = benchmark.name in (section.name, Path(section.name).stem)  # a file is named by its stem
+    order = (
+        None if section.order is None else class_order(section.order, classes, config.seed, benchmark.names_by_label)
+    )
+    sizes = None if section.sizes is None else list(task_sizes(section.sizes, classes)[: section.tasks])
+    for key, expected, actual in (
+        ("name", None if is_named else section.name, benchmark.name),
         ("order", order, benchmark.order),
         ("sizes", sizes, benchmark.sizes),
-        ("tasks", chosen.tasks, len(benchmark.tasks)),
-        ("validation", chosen.validation, benchmark.validation),
+        ("tasks", section.tasks, len(benchmark.tasks)),
+        ("validation", section.validation, benchmark.validation),
     ):
         require(
-            expected is None or expected == given,
-            f"benchmark.{key} is {abbreviate(expected)} in the configuration but {abbreviate(given)} in the "
+            expected is None or expected == actual,
+            f"benchmark.{key} is {abbreviate(expected)} in the configuration but {abbreviate(actual)} in the "
             "benchmark; give fb.configure and fb.load_benchmark the same",
         )
 

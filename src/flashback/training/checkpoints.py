@@ -104,9 +104,9 @@ class Checkpoints:
         return Checkpoints(self.folder / f"after-task-{tasks}", self.settings, self.log_size, self.run)
 
     def keep_model(self, state: RunState) -> None:
-        kept = self.after(state.values["position"]["task"])
-        kept.save(state)
-        kept.tidy(kept=1)
+        checkpoints = self.after(state.values["position"]["task"])
+        checkpoints.save(state)
+        checkpoints.tidy(count=1)
 
     def write(self, state: RunState) -> None:
         make_folder(self.folder)
@@ -120,10 +120,10 @@ class Checkpoints:
         finally:
             self.tidy()
 
-    def tidy(self, kept: int = KEPT) -> None:
+    def tidy(self, count: int = KEPT) -> None:
         """Remove all but the newest good checkpoints, and incomplete files; other files stay."""
         good = [path.stem for path in self.manifests() if path.stem not in self.damaged]
-        newest = good[max(0, len(good) - kept) :]
+        newest = good[max(0, len(good) - count) :]
         for path in list(self.folder.glob("*")):
             file = CHECKPOINT_FILE.fullmatch(path.name)
             if file and (file[3] or file[1] not in newest) and path.is_file():
@@ -170,10 +170,10 @@ def on_first_signal(act: Callable[[], None]) -> Iterator[None]:
         yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    watched = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+    previous = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
     def restore() -> None:
-        for number, handler in watched.items():
+        for number, handler in previous.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
     def ask(*_: object) -> None:
@@ -181,7 +181,7 @@ def on_first_signal(act: Callable[[], None]) -> Iterator[None]:
         restore()
 
     try:
-        for number in watched:
+        for number in previous:
             signal.signal(number, ask)
         yield
     finally:
@@ -217,20 +217,20 @@ def digest_of(values: Any) -> str:
 
 def read_checkpoint(manifest: Path) -> RunState:
     """A disk that cannot be read, or a lack of memory, is not damage: those errors are raised as they are."""
-    damaged = DamagedCheckpointError(f"the checkpoint {manifest} is damaged")
+    error = DamagedCheckpointError(f"the checkpoint {manifest} is damaged")
     try:
         document = json.loads(read_file(manifest, LARGEST_RECORD))
-        claimed = document.pop("digest")
+        expected = document.pop("digest")
         content = read_file(manifest.with_suffix(".safetensors"), document["size"])
-        require((claimed, document["tensors"]) == (digest_of(document), digest(content)), "a checksum is wrong")
+        require((expected, document["tensors"]) == (digest_of(document), digest(content)), "a checksum is wrong")
         check_values(document["values"])
         return RunState(safetensors.torch.load(content), document["values"])
     except FileNotFoundError:
-        raise damaged from None
+        raise error from None
     except (OSError, MemoryError):
         raise
     except Exception:  # decoders raise nearly every kind for damaged input
-        raise damaged from None
+        raise error from None
 
 
 def check_values(values: Mapping[str, Any]) -> None:

@@ -35,8 +35,8 @@ SWITCHES = (
 
 
 def select_device(device: str | torch.device = "auto") -> torch.device:
-    mine, has_gpu = f"cuda:{ranks.local_rank()}", torch.cuda.is_available()  # the GPU of this rank
-    name = "cuda" if str(device) in ("cuda:0", mine) else str(device)
+    gpu, has_gpu = f"cuda:{ranks.local_rank()}", torch.cuda.is_available()  # the GPU of this rank
+    name = "cuda" if str(device) in ("cuda:0", gpu) else str(device)
     require(
         name in ("auto", "cpu", "cuda"),
         f"device (--device) must be auto, cpu or cuda, not '{name}'; set CUDA_VISIBLE_DEVICES to choose a GPU",
@@ -45,7 +45,7 @@ def select_device(device: str | torch.device = "auto") -> torch.device:
     name = ("cuda" if has_gpu else "cpu") if name == "auto" else name
     if name == "cuda" and ranks.launched():
         ranks.check_gpus(int(os.environ["LOCAL_WORLD_SIZE"]))
-        return torch.device(mine)
+        return torch.device(gpu)
     return torch.device(name)
 
 
@@ -190,13 +190,13 @@ def compare(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
     return differing_keys(must_match, facts["must_match"]) + source
 
 
-def changed_on_resume(folder: RunFolder, differing: Sequence[str]) -> list[str]:
+def changed_on_resume(folder: RunFolder, keys: Sequence[str]) -> list[str]:
     """Everything that has changed since a run began; warns of what is new."""
-    if differing:
-        what = ", ".join(differing)
+    if keys:
+        what = ", ".join(keys)
         warnings.warn(
             f"the run in {folder.path} continues in another environment ({what}), so its results may differ",
             stacklevel=2,
         )
     earlier = folder.read_run().get("changed_on_resume")
-    return sorted({*differing, *(map(str, earlier) if isinstance(earlier, list) else ())})
+    return sorted({*keys, *(map(str, earlier) if isinstance(earlier, list) else ())})

@@ -56,10 +56,10 @@ def evaluate(method: Host | Flashback, tasks: Benchmark | Sequence[Task]) -> dic
         isinstance(tasks, Sequence) and len(tasks) > 0 and all(isinstance(task, Task) for task in tasks),
         "fb.evaluate takes a benchmark or a list of its tasks",
     )
-    expected, given = host.benchmark.image_shape, tuple(tasks[0].test.x.shape[1:])
+    expected, actual = host.benchmark.image_shape, tuple(tasks[0].test.x.shape[1:])
     require(
-        expected == given,
-        f"this host was built for images of shape {list(expected)}, not {list(given)}; evaluate it on such images",
+        expected == actual,
+        f"this host was built for images of shape {list(expected)}, not {list(actual)}; evaluate it on such images",
     )
     return {name: accuracies for name, (accuracies, _) in measure(host, tasks).items()}
 

@@ -154,12 +154,12 @@ def train(
     )
     benchmark = host.benchmark if benchmark is None else benchmark
     check_loaded(benchmark, "fb.train")
-    expected, given = (
+    expected, actual = (
         (each.checksum, each.order, each.sizes, each.validation, each.validation_seed)
         for each in (host.benchmark, benchmark)
     )
     require(
-        expected == given,
+        expected == actual,
         f"this host was built for another benchmark ({host.benchmark.name}); build one for this benchmark",
     )
     precision = environment.select_precision(host.config, host.device)
@@ -196,20 +196,20 @@ def _run_in_folder(
 ) -> TrainingResult:
     config, tasks = method.host.config, len(benchmark.tasks)
     facts = environment.describe(config, benchmark, method.host.device, precision)
-    differing = environment.compare(folder, facts)
+    changed_keys = environment.compare(folder, facts)
     digest = run_digest(config, benchmark.checksum)
     checkpoints = Checkpoints(folder.path / CHECKPOINT, config.checkpoint, folder.log_size, digest)
     state = checkpoints.load()
-    if state is not None and "code" in differing and not other_code:
+    if state is not None and "code" in changed_keys and not other_code:
         # A run of mixed code would not be comparable with others; only `resume` continues it.
         warnings.warn(
             f"the run in {folder.path} began with other code of its host or net and starts again", stacklevel=2
         )
-        checkpoints.tidy(kept=0)
+        checkpoints.tidy(count=0)
         folder.write_run({})
         state = None
     resumed = state is not None
-    facts["changed_on_resume"] = environment.changed_on_resume(folder, differing) if resumed else []
+    facts["changed_on_resume"] = environment.changed_on_resume(folder, changed_keys) if resumed else []
     facts["took_over_first_task"] = resumed and folder.read_run().get("took_over_first_task", False)
     for task in range(1, tasks) if config.checkpoint.tasks else ():  # the last checkpoint has the last model
         checkpoints.after_task[task].append(checkpoints.keep_model)
@@ -237,7 +237,7 @@ def _run_in_folder(
         folder.write_run({**facts, **trainer.history.cost()})
         folder.write_results(result.as_dict())
         with suppress(OSError):  # the run is finished all the same
-            checkpoints.tidy(kept=1)  # the last one holds the trained model
+            checkpoints.tidy(count=1)  # the last one holds the trained model
     return result
 
 
@@ -341,20 +341,20 @@ def load_trained(
 
 def kept_state(path: Path, config: RunConfig, benchmark: Benchmark, after_tasks: int | None = None) -> RunState:
     tasks, digest = len(benchmark.tasks), run_digest(config, benchmark.checksum)
-    wanted = tasks if after_tasks is None else after_tasks
+    count = tasks if after_tasks is None else after_tasks
     require(
-        type(wanted) is int and 1 <= wanted <= tasks,
-        f"after_tasks is a number of tasks from 1 to {tasks}, not {abbreviate(wanted)}",
+        type(count) is int and 1 <= count <= tasks,
+        f"after_tasks is a number of tasks from 1 to {tasks}, not {abbreviate(count)}",
     )
     checkpoints = Checkpoints(path / CHECKPOINT, config.checkpoint, run=digest)
-    state = (checkpoints if wanted == tasks else checkpoints.after(wanted)).load()
-    if state is not None and state.values["position"]["task"] == wanted:
+    state = (checkpoints if count == tasks else checkpoints.after(count)).load()
+    if state is not None and state.values["position"]["task"] == count:
         return state
-    if wanted < tasks:
-        kept = ", ".join(str(each) for each in range(1, tasks) if checkpoints.after(each).manifests())
+    if count < tasks:
+        available = ", ".join(str(each) for each in range(1, tasks) if checkpoints.after(each).manifests())
         raise FlashbackError(
-            f"{path} does not hold the model after {wanted} of {tasks} tasks"
-            f"{f'; it has those after {kept}' if kept else ''}; a run keeps them if it starts with "
+            f"{path} does not hold the model after {count} of {tasks} tasks"
+            f"{f'; it has those after {available}' if available else ''}; a run keeps them if it starts with "
             "--set checkpoint.tasks=true"
         )
     require(records.is_finished(path), f"the run in {path} is not finished; `flashback resume {path}` continues it")

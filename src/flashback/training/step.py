@@ -56,7 +56,7 @@ def parameter_groups(
     factors = [settings.backbone_lr_factor if id(parameter) in inside else 1.0 for parameter in parameters]
     groups: list[dict[str, Any]] = []
     for factor in dict.fromkeys(factors):
-        members = [parameter for parameter, own in zip(parameters, factors, strict=True) if own == factor]
+        members = [parameter for parameter, each in zip(parameters, factors, strict=True) if each == factor]
         rate, device = settings.lr * factor, members[0].device
         # On CUDA the rate is a tensor on the device, so that a captured step reads the current value.
         lr = torch.tensor(rate, device=device) if device.type == "cuda" else rate
@@ -174,8 +174,8 @@ def checked(terms: Any, host: str) -> Mapping[str, Tensor]:
         )
     for name, value in terms.items():
         if not isinstance(value, Tensor) or value.ndim:
-            given = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise FlashbackError(f"the loss term '{name}' of {host} must be a scalar tensor, not {given}")
+            kind = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise FlashbackError(f"the loss term '{name}' of {host} must be a scalar tensor, not {kind}")
     if not any(value.requires_grad for value in terms.values()):
         raise FlashbackError(f"no loss term of {host} depends on trained parameters; is one of them detached?")
     return terms

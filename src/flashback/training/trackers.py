@@ -162,12 +162,12 @@ def mlflow(config: RunConfig, folder: Path, known: str | None) -> Tracker:
     if identity != known:
         client.log_params({key: value for key, value in dotted(to_dict(config)).items() if value is not None})
     history = client.MlflowClient().get_metric_history
-    reported = {name: {metric.step for metric in history(identity, name)} for name in run.data.metrics}
+    steps = {name: {metric.step for metric in history(identity, name)} for name in run.data.metrics}
     allowed = str.maketrans({"+": "p", ",": " "})
 
     def report(values: dict[str, float], step: int, when: float) -> None:
-        named = {name.translate(allowed): value for name, value in values.items()}
-        missing = {name: value for name, value in named.items() if step not in reported.get(name, ())}
+        metrics = {name.translate(allowed): value for name, value in values.items()}
+        missing = {name: value for name, value in metrics.items() if step not in steps.get(name, ())}
         if missing:
             client.log_metrics(missing, step=step, timestamp=int(1000 * when))
 

@@ -180,10 +180,10 @@ class Trainer:
     def check_ranks(self) -> None:
         """Refuse a host that ends a stage with another state on another rank."""
         tensors = {**self.host.state_dict(), **self.random_state()}
-        differing = ranks.differing(tensors) if ranks.count() > 1 else []
-        if differing:
+        names = ranks.differing(tensors) if ranks.count() > 1 else []
+        if names:
             raise FlashbackError(
-                f"the ranks of this run came to different values of {differing[0]} in task {self.host.task.index + 1}; "
+                f"the ranks of this run came to different values of {names[0]} in task {self.host.task.index + 1}; "
                 f"{self.host.settings.name} or its net computes something that depends on the images of one rank, so "
                 "run it on one device"
             )
@@ -256,10 +256,10 @@ class Trainer:
         self.position = Position(**state.values["position"])
         self.history = History(**state.values["history"])
         begun = self.position.stage + self.position.begun  # stages of the present task; if none, it has no columns yet
-        entered = self.benchmark.tasks[: self.position.task + (begun > 0)]
+        tasks = self.benchmark.tasks[: self.position.task + (begun > 0)]
         if not self.host.has_parts_by_task:
-            entered = entered[:1] + entered[1:][-1:]
-        for task in entered:
+            tasks = tasks[:1] + tasks[1:][-1:]
+        for task in tasks:
             self.method.enter(task)
             for stage in self.method.stages()[: begun if task.index == self.position.task else None]:
                 self.allocate(stage)
