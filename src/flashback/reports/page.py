@@ -131,15 +131,15 @@ def answer(test: PairedTest) -> dict[str, Any] | None:
 
 def view(methods: list[Method], setting: str, cells: int) -> dict[str, Any]:
     """Accuracy curves, matrices and the balance of stability and plasticity, thinned out where there are many tasks."""
-    steps, kept = thin(methods[0].tasks, CURVE_TASKS), thin(methods[0].tasks, cells)
-    numbers: dict[str, Any] = {"steps": [k + 1 for k in steps], "kept": [k + 1 for k in kept]}
+    steps, matrix_steps = thin(methods[0].tasks, CURVE_TASKS), thin(methods[0].tasks, cells)
+    numbers: dict[str, Any] = {"steps": [k + 1 for k in steps], "kept": [k + 1 for k in matrix_steps]}
     numbers |= {"curve": {}, "matrix": {}, "balance": {}}
     for method in methods:
         runs, arm = method.runs.values(), method.arm
         band, matrix = accuracy_band(runs, setting), mean_matrix(runs, setting)
         points = list(zip(*balance(runs, setting), strict=True))[:CURVE_TASKS]
         numbers["curve"][arm] = {name: rounded(values[steps]) for name, values in band.items()}
-        numbers["matrix"][arm] = [rounded(matrix[k, kept[: row + 1]]) for row, k in enumerate(kept)]
+        numbers["matrix"][arm] = [rounded(matrix[k, matrix_steps[: row + 1]]) for row, k in enumerate(matrix_steps)]
         numbers["balance"][arm] = [rounded(point) for point in points]
     return numbers
 

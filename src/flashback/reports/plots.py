@@ -51,8 +51,8 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
     Returns:
         The files written.
     """
-    drawn = ((Path(folder) / name, figure) for name, figure in figures(report) if figure is not None)
-    return [file for path, figure in drawn for file in write_figure(figure, path)]
+    charts = ((Path(folder) / name, figure) for name, figure in figures(report) if figure is not None)
+    return [file for path, figure in charts for file in write_figure(figure, path)]
 
 
 def write_figure(figure: Figure, path: Path) -> list[Path]:
@@ -72,32 +72,32 @@ def write_figure(figure: Figure, path: Path) -> list[Path]:
 
 def figures(report: Report) -> Iterator[tuple[str, Figure | None]]:
     """Every chart with the path of its file; None where there is nothing to draw."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for setting, title in SETTING_TITLES.items():
         yield f"answers-{title}", plot_answers(report, setting)
         for where in report.protocols.values():
-            yield folder_name(f"methods {where} {title}", taken), plot_methods(report, where, setting)
+            yield folder_name(f"methods {where} {title}", used_names), plot_methods(report, where, setting)
         for (where, key), methods in grids(report).items():
-            yield folder_name(f"{key} {where} {title}", taken), plot_grid(methods, key, setting, where)
+            yield folder_name(f"{key} {where} {title}", used_names), plot_grid(methods, key, setting, where)
     only = f" on {Path(report.benchmarks[0]).stem}" if len(report.benchmarks) == 1 else ""  # names then leave it out
     for pairing in report.pairings:
-        place = folder_name(pairing.name + only, taken)
+        place = folder_name(pairing.name + only, used_names)
         for name, plot in BY_SETTING.items():
             for setting, title in SETTING_TITLES.items():
                 yield f"{place}/{name}-{title}", plot(pairing, setting)
         for name, plot_once in ONCE.items():
             yield f"{place}/{name}", plot_once(pairing)
     for similarity in report.similarities:
-        yield f"{folder_name(f'cka {similarity.title}', taken)}/cka", plot_similarity(similarity)
+        yield f"{folder_name(f'cka {similarity.title}', used_names)}/cka", plot_similarity(similarity)
     for frontier in report.frontiers:
-        yield f"{folder_name(f'frontier {frontier.title}', taken)}/frontier", plot_frontier(frontier)
+        yield f"{folder_name(f'frontier {frontier.title}', used_names)}/frontier", plot_frontier(frontier)
 
 
-def folder_name(text: str, taken: set[str]) -> str:
+def folder_name(text: str, used_names: set[str]) -> str:
     """Letters, digits and dashes only, and none twice."""
     base = re.sub(r"[^a-z0-9.+]+", "-", text.lower())[:120].strip("-.") or "plots"
-    name = next(name for name in chain([base], (f"{base}-{k}" for k in count(2))) if name not in taken)
-    taken.add(name)
+    name = next(name for name in chain([base], (f"{base}-{k}" for k in count(2))) if name not in used_names)
+    used_names.add(name)
     return name
 
 

@@ -42,10 +42,10 @@ class Reference:
         if (self.host, self.benchmark) != (comparison.host, comparison.benchmark) or not comparison.is_whole:
             return False
         settings = comparison.methods[-1].flat_settings
-        named = {key for key in self.when if key.startswith("flashback.")}
+        keys = {key for key in self.when if key.startswith("flashback.")}
         changed = {key for key in comparison.changes if key.startswith("flashback.")}
         same = all(settings.get(key) == value for key, value in self.when.items())
-        return same and changed <= named and bool(changed) == bool(named)
+        return same and changed <= keys and bool(changed) == bool(keys)
 
 
 @dataclass(frozen=True)

@@ -239,12 +239,12 @@ def read_report(
         FlashbackError: A folder, file, method, metric or label does not exist.
     """
     published = read_references(references) if references else References()
-    chosen = tuple(dict.fromkeys(map(metric_called, metrics)))
+    metric_keys = tuple(dict.fromkeys(map(metric_called, metrics)))
     result = read_runs(folders, labels)
     methods = group_methods(result.runs)
     pairings = pair_arms(methods)
     report = Report(
-        methods, pairings, result.similarities, result.skipped, against, chosen, published, result.frontiers
+        methods, pairings, result.similarities, result.skipped, against, metric_keys, published, result.frontiers
     )
     if report.pairings:
         require(bool(report.metrics), f"these runs have no {', '.join(metrics)}; choose other metrics (--metrics)")

@@ -27,9 +27,9 @@ def plot_versions(versions: Sequence[Version], current: int | None, path: Path) 
     line = lineage(versions, current)
     for label, colour, marker, part in (("known classes", KNOWN, "o", "known"), ("new classes", NEW, "s", "new")):
         points = [(version.number, version.accuracy(getattr(version, part))) for version in line]
-        drawn = [(number, accuracy) for number, accuracy in points if accuracy is not None]
-        if drawn:
-            axes.plot(*zip(*drawn, strict=True), color=colour, marker=marker, label=label, clip_on=False)
+        known_points = [(number, accuracy) for number, accuracy in points if accuracy is not None]
+        if known_points:
+            axes.plot(*zip(*known_points, strict=True), color=colour, marker=marker, label=label, clip_on=False)
     for version in versions:
         accuracy = version.accuracy(version.known)
         if version not in line and accuracy is not None:

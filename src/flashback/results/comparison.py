@@ -191,8 +191,8 @@ class Comparison:
         if self.is_single:
             return f"Only one method ({self.methods[0].name}) has runs, so there is nothing to compare."
         keys = self.differing_settings if self.is_of_arms else self.differing
-        differing, title = f", with different {', '.join(keys)}" if keys else "", setting.replace("_", "-")
-        return f"Average accuracy, {title}, {self.budget}{differing}: {self.verdict(setting)}"
+        difference, title = f", with different {', '.join(keys)}" if keys else "", setting.replace("_", "-")
+        return f"Average accuracy, {title}, {self.budget}{difference}: {self.verdict(setting)}"
 
     @property
     def sentence(self) -> str:
@@ -239,8 +239,8 @@ def pair_arms(methods: Sequence[Method]) -> list[Comparison]:
             pairs.append(Comparison(host or empty_arm(right, HOST), right))
     runs = [pair.methods[-1].any_run for pair in pairs]
     changes = [pair.changes for pair in pairs]
-    named = [replace(pair, name=name) for pair, name in zip(pairs, run_names(runs, changes, False), strict=True)]
-    return sorted(named, key=lambda pair: (not pair.is_whole, -len(pair.common_seeds), pair.benchmark, pair.name))
+    result = [replace(pair, name=name) for pair, name in zip(pairs, run_names(runs, changes, False), strict=True)]
+    return sorted(result, key=lambda pair: (not pair.is_whole, -len(pair.common_seeds), pair.benchmark, pair.name))
 
 
 def empty_arm(method: Method, arm: str) -> Method:
@@ -256,6 +256,6 @@ def join_published(groups: Sequence[list[Method]]) -> list[list[Method]]:
         if len({method.arm for method in group}) < len(ARMS) and has_own_arms:
             key = canonical([run.host, run.recipe, run.code, run.settings["benchmark"], run.data, run.tasks])
             halves.setdefault(key, []).append(group)
-    joined = [two for two in halves.values() if len(two) == 2 and two[0][0].arm != two[1][0].arm]
-    used = [id(group) for two in joined for group in two]
-    return [group for group in groups if id(group) not in used] + [first + second for first, second in joined]
+    couples = [two for two in halves.values() if len(two) == 2 and two[0][0].arm != two[1][0].arm]
+    used = [id(group) for two in couples for group in two]
+    return [group for group in groups if id(group) not in used] + [first + second for first, second in couples]

@@ -106,7 +106,7 @@ class Frontier:
         return f"{self.host} on {Path(self.benchmark).stem}"
 
     @property
-    def own(self) -> Curve:
+    def host_curve(self) -> Curve:
         return self.curves[0]
 
     @cached_property
@@ -157,16 +157,16 @@ class Frontier:
 
     def _above(self, curve: Curve, setting: str, k: int) -> tuple[PairedTest, list[int]]:
         """Heights above the host's curve by seed; no interval where some seeds have none."""
-        own: dict[int, float | None] = {}
-        reached: dict[int, float | None] = {}
+        base_heights: dict[int, float | None] = {}
+        heights: dict[int, float | None] = {}
         for seed in self.seeds:
-            point, base = curve.points[setting][seed][k], self.own.of_seed(setting, seed)
+            point, base = curve.points[setting][seed][k], self.host_curve.of_seed(setting, seed)
             if point is None:
                 return paired_test({}, {}), []
             under = float(height(base, point.new)) if base else float("nan")
-            own[seed], reached[seed] = (None if under != under else under), point.old
-        outside = [seed for seed, value in own.items() if value is None]
-        return (paired_test({}, {}) if outside else paired_test(own, reached)), outside
+            base_heights[seed], heights[seed] = (None if under != under else under), point.old
+        outside = [seed for seed, value in base_heights.items() if value is None]
+        return (paired_test({}, {}) if outside else paired_test(base_heights, heights)), outside
 
     @cached_property
     def _advantages(self) -> dict[str, list[Advantage]]:
@@ -183,7 +183,7 @@ class Frontier:
     def _compare(self, setting: str) -> list[Advantage]:
         result = []
         for curve in self.curves[1:]:
-            gaps = {s: gap(self.own.of_seed(setting, s), curve.of_seed(setting, s)) for s in self.seeds}
+            gaps = {s: gap(self.host_curve.of_seed(setting, s), curve.of_seed(setting, s)) for s in self.seeds}
             heights = {seed: one.height if one else None for seed, one in gaps.items()}
             areas = {seed: one.area if one else None for seed, one in gaps.items()}
             whole = None not in heights.values()  # the seeds with a value would be a choice by outcome

@@ -60,8 +60,8 @@ def distinct_names(
     titles: Sequence[str], settings: Sequence[Mapping[str, Any]], changes: Sequence[Iterable[str]]
 ) -> list[str]:
     """Add to each title its changes that not all share; names that are still equal get all settings that differ."""
-    varying = varying_keys(settings)
-    keys = [[key for key in varying if key in some] for some in changes]
+    varying_names = varying_keys(settings)
+    keys = [[key for key in varying_names if key in some] for some in changes]
     names = list(map(_name, titles, settings, keys))
     for name in [name for name, count in Counter(names).items() if count > 1]:
         alike = [k for k, other in enumerate(names) if other == name]

@@ -141,8 +141,8 @@ class Run(Configured):
     @property
     def data(self) -> dict[str, Any]:
         """The images and the class order; an order drawn by seed counts as the same for all seeds."""
-        drawn = self.settings["benchmark"].get("order") == RUN_SEED
-        order = RUN_SEED if drawn else self.record.run.get("class_order")
+        is_random = self.settings["benchmark"].get("order") == RUN_SEED
+        order = RUN_SEED if is_random else self.record.run.get("class_order")
         return {"data_checksum": self.record.run.get("data_checksum"), "class_order": order}
 
     @property
