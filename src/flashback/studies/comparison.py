@@ -80,9 +80,9 @@ def compare(
     Raises:
         FlashbackError: The input makes no sense, or runs failed and no pair is left (NothingToCompareError).
     """
-    chosen = chosen_seeds(seeds)
-    seeds = take_shard(chosen, shard)
-    require(bool(seeds), f"shard {shard} of {len(chosen)} seeds is empty; use at most {len(chosen)} shards")
+    all_seeds = chosen_seeds(seeds)
+    seeds = take_shard(all_seeds, shard)
+    require(bool(seeds), f"shard {shard} of {len(all_seeds)} seeds is empty; use at most {len(all_seeds)} shards")
     check_free(settings or {}, "a comparison")
     executor = find_executor(on, jobs)
     context = RunContext.of(data, device, host_file, track, executor)
@@ -94,12 +94,12 @@ def compare(
 
     planned = [job_of(arm, seed) for seed in seeds for arm in ARMS]
     both_arms = [config_from_dict(job.config) for job in planned[: len(ARMS)]]
-    opened = open_benchmark(both_arms[0], data)
+    loaded = open_benchmark(both_arms[0], data)
     for config in both_arms:  # what a run would refuse is refused now
-        build_method(config, opened, "cpu")
-    reused = [job.name for job in planned if is_finished(job, opened.checksum)]
+        build_method(config, loaded, "cpu")
+    reused = [job.name for job in planned if is_finished(job, loaded.checksum)]
     others = [job_of(arm, seed) for arm, seed in runs_in(Path(out)) if seed not in seeds]
-    further = [job for job in others if is_finished(job, opened.checksum)]
+    further = [job for job in others if is_finished(job, loaded.checksum)]
     require(not is_begun(Path(out)), f"{out} holds a run; {ANOTHER_FOLDER}")
     failures = run_jobs([job for job in planned if job.name not in reused], executor, watch, Path(out))
     comparison = conclude(planned, failures, reused, further)
@@ -122,7 +122,7 @@ def chosen_seeds(seeds: Sequence[int] | int) -> Sequence[int]:
 
 def runs_in(out: Path) -> list[tuple[str, int]]:
     names = [(arm, SEED_FOLDER.fullmatch(path.name)) for arm in ARMS for path in (out / arm).glob("seed-*")]
-    return sorted(((arm, int(name[1])) for arm, name in names if name), key=lambda found: found[1])
+    return sorted(((arm, int(name[1])) for arm, name in names if name), key=lambda run: run[1])
 
 
 def conclude(

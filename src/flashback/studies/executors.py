@@ -61,7 +61,7 @@ def take_shard(items: Sequence[Item], shard: str | None) -> Sequence[Item]:
     """
     if shard is None:
         return items
-    found = SHARD.fullmatch(shard)
-    if found is None or int(found[1]) > int(found[2]):
+    match = SHARD.fullmatch(shard)
+    if match is None or int(match[1]) > int(match[2]):
         raise FlashbackError(f"a shard (--shard) is a part such as 2/8, the second of eight, not {abbreviate(shard)}")
-    return items[int(found[1]) - 1 :: int(found[2])]
+    return items[int(match[1]) - 1 :: int(match[2])]

@@ -74,31 +74,31 @@ def trace_frontier(
     Raises:
         FlashbackError: The input makes no sense, or the host has no stability loss.
     """
-    seeds, given, folder = list(chosen_seeds(seeds)), dotted(settings or {}), Path(out)
-    check_free(given, "a frontier")
+    seeds, overrides, folder = list(chosen_seeds(seeds)), dotted(settings or {}), Path(out)
+    check_free(overrides, "a frontier")
     weights = [float(weight) for weight in weights]
     require(len(set(weights)) == len(weights) > 1, "a frontier needs two or more different weights (--weights)")
     require(not is_begun(folder), f"{folder} holds a run; {ANOTHER_FOLDER}")
     executor = find_executor(on, jobs)
     context = RunContext.of(data, device, host_file, track, executor)
-    bare = {key: value for key, value in given.items() if not key.startswith("flashback.")}
+    bare = {key: value for key, value in overrides.items() if not key.startswith("flashback.")}
     base, origin = (
         configure(host, benchmark, flashback=False, recipe=recipe, settings=values, data=data)
-        for values in (given, of_recipe(given))
+        for values in (overrides, of_recipe(overrides))
     )
     all_forms = [Form(ALONE, {}, False), *(parse_form(text, origin) for text in forms)]
     names = [form.name for form in all_forms]
     require(len(set(names)) == len(names), f"each form counts once; {', '.join(names[1:])} repeats one")
     parts = []
     for form in all_forms:
-        chosen = form.at(base.training.epochs)
-        for source in (given, chosen):
+        form_settings = form.at(base.training.epochs)
+        for source in (overrides, form_settings):
             require(WEIGHT not in source, f"a frontier chooses {WEIGHT} itself; give its values by --weights")
-        grid = {**{key: [value] for key, value in chosen.items()}, WEIGHT: sorted(weights)}
+        grid = {**{key: [value] for key, value in form_settings.items()}, WEIGHT: sorted(weights)}
         arm: Any = FLASHBACK if form.flashback else HOST
-        common = given if form.flashback else bare
-        own = {key: value for key, value in common.items() if key not in chosen}
-        parts.append(Part((host,), (str(benchmark),), tuple(seeds), (arm,), recipe, own, grid))
+        common = overrides if form.flashback else bare
+        others = {key: value for key, value in common.items() if key not in form_settings}
+        parts.append(Part((host,), (str(benchmark),), tuple(seeds), (arm,), recipe, others, grid))
     check_parts(parts, folder, context)
     sweep = Sweep(f"frontier of {host}", tuple(parts))
     outcome = run_sweep(
@@ -118,9 +118,9 @@ def check_parts(parts: Sequence[Part], folder: Path, context: RunContext) -> Non
     """Refuse before training what a run would refuse; the host alone comes first."""
     for part in parts:
         config = config_from_dict(max(plan(Sweep("", (part,)), folder, context), key=weight_of).config)
-        opened = open_benchmark(config, context.data)
-        require(len(opened.tasks) > 1, "a frontier needs at least two tasks: after the first, nothing is old")
-        build_method(config, opened, "cpu")
+        loaded = open_benchmark(config, context.data)
+        require(len(loaded.tasks) > 1, "a frontier needs at least two tasks: after the first, nothing is old")
+        build_method(config, loaded, "cpu")
 
 
 def weight_of(job: Job) -> float:

@@ -138,8 +138,8 @@ class Local:
 
 def host_files(context: RunContext) -> tuple[list[str], dict[str, Path]]:
     """The names of host files on other machines, and all files they need by their names there."""
-    given = [context.host_file] if isinstance(context.host_file, str | Path) else context.host_file or []
-    paths = [Path(path).expanduser().resolve() for path in given]
+    files = [context.host_file] if isinstance(context.host_file, str | Path) else context.host_file or []
+    paths = [Path(path).expanduser().resolve() for path in files]
     needed = sorted(set().union(*map(with_imports, paths)))
     base = os.path.commonpath([path.parent for path in needed]) if needed else ""
     names = {path: f"hosts/{path.relative_to(base).as_posix()}" for path in needed}
@@ -191,11 +191,11 @@ def run_all(jobs: Sequence[Job], executor: Executor, watch: Callable[[str], Obse
     for job in jobs:
         refuse_special(job.folder, below=out)
     problems = executor(jobs, watch, out)
-    while held := [job for job in jobs if problems[job.name] == ELSEWHERE]:
-        free = [job for job in held if not is_held(job.folder)]  # finished, or its process has died
+    while elsewhere := [job for job in jobs if problems[job.name] == ELSEWHERE]:
+        free = [job for job in elsewhere if not is_held(job.folder)]  # finished, or its process has died
         problems |= executor(free, watch, out)
         if not free:
-            warn_once(f"another process is training in {held[0].folder}; waiting for it")
+            warn_once(f"another process is training in {elsewhere[0].folder}; waiting for it")
             time.sleep(POLL)
     return {name: problem for name, problem in problems.items() if problem is not None}
 
@@ -227,16 +227,16 @@ def run_here(jobs: Sequence[Job], watch: Callable[[str], Observer]) -> Problems:
 def run_packed(count: int, jobs: Sequence[Job], watch: Callable[[str], Observer]) -> Problems:
     if not jobs:
         return {}
-    named, device = {job.name: job for job in jobs}, jobs[0].context.device
+    by_name, device = {job.name: job for job in jobs}, jobs[0].context.device
     with sharing_gpu(device, min(count, len(jobs))):
-        return run_in_processes(named, count, attempt_in_process, watch, reuse=device != "cuda")
+        return run_in_processes(by_name, count, attempt_in_process, watch, reuse=device != "cuda")
 
 
 def attempt(job: Job, observer: Observer) -> str | None:
     try:
         config, context = config_from_dict(job.config), job.context
-        given = partial(run, data=context.data, device=context.device, track=context.track)
-        given(config, out=job.folder, observers=[observer], first_tasks=job.first_tasks)
+        train = partial(run, data=context.data, device=context.device, track=context.track)
+        train(config, out=job.folder, observers=[observer], first_tasks=job.first_tasks)
         with suppress(OSError):  # the run is finished all the same
             (job.folder / FAILURE).unlink(missing_ok=True)
     except FolderInUseError:

@@ -202,7 +202,7 @@ class Driver:
 
     def collect(self) -> None:
         try:
-            told = self.ray.get(self.collector.news.remote(list(self.placed)))
+            latest = self.ray.get(self.collector.news.remote(list(self.placed)))
         except self.ray.exceptions.RayActorError:  # its node was lost: runs go on from what has come back
             self.restarts += 1
             require(self.restarts <= RESTARTS, "the Ray cluster loses its nodes again and again; look at its state")
@@ -210,7 +210,7 @@ class Driver:
             self.collector = self.find_collector()
             self.ray.get([self.submit(placed.job) for placed in self.placed.values()])
             return
-        for name, news in told.items():
+        for name, news in latest.items():
             placed = self.placed[name]
             if news.attempt != placed.attempt:
                 placed.attempt = news.attempt

@@ -78,11 +78,11 @@ class Slurm:
             return {}
         refuse_special(out / FOLDER, below=out)
         make_folder(out / FOLDER)
-        own = Path(tempfile.mkdtemp(dir=(out / FOLDER).resolve()))
+        job_folder = Path(tempfile.mkdtemp(dir=(out / FOLDER).resolve()))
         try:
-            return Queue(self, own, watch).run(jobs)
+            return Queue(self, job_folder, watch).run(jobs)
         finally:
-            for folder in (own, own.parent):
+            for folder in (job_folder, job_folder.parent):
                 with suppress(OSError):  # it holds jobs
                     folder.rmdir()
 
@@ -104,14 +104,14 @@ class Slurm:
         require(shutil.which("sbatch") is not None, "sbatch is missing; start --on slurm where jobs can be submitted")
         executor, together = submitit.SlurmExecutor(folder, max_num_timeout=TIMEOUTS), self.runs_of_a_job()
         known = set(executor._valid_parameters())
-        given = {"job_name": "flashback", "time": MINUTES, "cpus_per_task": math.ceil(self.cpus * together)}
-        given |= {} if self.jobs is None else {"array_parallelism": self.jobs}
-        given |= {} if self.memory is None else {"mem": f"{math.ceil(self.memory * together)}GB"}
-        given |= {"gpus_per_node": math.ceil(self.gpus)} if self.gpus else {}
-        given |= self.given_options()
-        given["time"] = minutes(given["time"])
-        more = {name: given.pop(name) for name in list(given) if name not in known}
-        executor.update_parameters(**given, additional_parameters={"requeue": True, **more})
+        parameters = {"job_name": "flashback", "time": MINUTES, "cpus_per_task": math.ceil(self.cpus * together)}
+        parameters |= {} if self.jobs is None else {"array_parallelism": self.jobs}
+        parameters |= {} if self.memory is None else {"mem": f"{math.ceil(self.memory * together)}GB"}
+        parameters |= {"gpus_per_node": math.ceil(self.gpus)} if self.gpus else {}
+        parameters |= self.given_options()
+        parameters["time"] = minutes(parameters["time"])
+        more = {name: parameters.pop(name) for name in list(parameters) if name not in known}
+        executor.update_parameters(**parameters, additional_parameters={"requeue": True, **more})
         return executor
 
 
@@ -136,10 +136,10 @@ class OnNode:
         self.jobs, self.source = list(jobs), source
 
     def __call__(self) -> Problems:
-        requeue, asked = signal.getsignal(signal.SIGUSR2), list[Any]()  # the handler of submitit
+        requeue, signals = signal.getsignal(signal.SIGUSR2), list[Any]()  # the handler of submitit
 
-        def save(*signalled: Any) -> None:
-            asked.append(signalled)
+        def save(*arguments: Any) -> None:
+            signals.append(arguments)
             signal.raise_signal(signal.SIGTERM)
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # while a run trains, it saves first
@@ -147,8 +147,8 @@ class OnNode:
         try:
             return self.train()
         except KeyboardInterrupt:
-            if asked and callable(requeue):
-                requeue(*asked[0])
+            if signals and callable(requeue):
+                requeue(*signals[0])
             raise SystemExit(1) from None  # Slurm has preempted the job and requeues it, or somebody has cancelled it
 
     def train(self) -> Problems:
@@ -243,8 +243,8 @@ class Queue:
     def noted(folder: Path) -> dict[str, str]:
         """The job of every run that a driver has submitted from this folder."""
         with suppress(OSError, ValueError, AttributeError):
-            noted = json.loads(read_file(folder / JOBS, LARGEST_RECORD)).items()
-            return {str(name): str(job) for name, job in noted}
+            entries = json.loads(read_file(folder / JOBS, LARGEST_RECORD)).items()
+            return {str(name): str(job) for name, job in entries}
         return {}
 
     def in_queue(self) -> dict[str, str] | None:
@@ -263,10 +263,10 @@ class Queue:
         return jobs
 
     def wait(self) -> None:
-        asked = -math.inf
+        last_look = -math.inf
         while self.followed:
-            if time.monotonic() - asked >= ASK:
-                asked, left = time.monotonic(), self.in_queue()
+            if time.monotonic() - last_look >= ASK:
+                last_look, left = time.monotonic(), self.in_queue()
             for one in list(self.followed):
                 if left is not None:
                     self.place(one, left.get(one.job.job_id))
@@ -310,5 +310,5 @@ class Queue:
             for other in self.followed:
                 other.job.cancel(check=False)
             raise FlashbackError(NOT_SHARED.format(folder=self.folder))
-        lost = LOST.format(folder=paths.folder)
-        return {name: None if is_finished(run.folder) else lost for name, run in one.runs.items()}
+        message = LOST.format(folder=paths.folder)
+        return {name: None if is_finished(run.folder) else message for name, run in one.runs.items()}

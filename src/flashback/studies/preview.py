@@ -53,15 +53,15 @@ class Estimate:
 def estimate_cost(planned: Sequence[Job], waiting: Sequence[Job]) -> dict[tuple[str, str], Estimate]:
     """Estimate the cost of the waiting runs by host and benchmark; the data must be at hand."""
     estimates: dict[tuple[str, str], Estimate] = {}
-    counted: dict[str, list[dict[str, Any]]] = {}
+    costs: dict[str, list[dict[str, Any]]] = {}
     for job in waiting:
         key = json.dumps({**job.config, "seed": 0}, sort_keys=True)
-        if key not in counted:
-            counted[key] = preview_cost(config_from_dict(job.config), job.context.data)
+        if key not in costs:
+            costs[key] = preview_cost(config_from_dict(job.config), job.context.data)
         estimate = estimates.setdefault(kind_of(job), Estimate())
         estimate.runs += 1
-        estimate.steps += sum(entry["steps"] for entry in counted[key])
-        estimate.images += sum(entry["images"] for entry in counted[key])
+        estimate.steps += sum(entry["steps"] for entry in costs[key])
+        estimate.images += sum(entry["images"] for entry in costs[key])
     for kind, estimate in estimates.items():
         spent = [cost_of(job) for job in planned if kind_of(job) == kind and is_finished(job.folder)]
         steps, seconds = (sum(values) for values in zip(*spent, strict=True)) if spent else (0, 0)

@@ -93,11 +93,11 @@ class SharedStudy:
             trial.set_user_attr("driver", self.driver)  # the choice is whole now
             self.wait_until_settled(trial.number)
             earlier = self.claimed(before=trial.number)
-            taken = [other.params for other in earlier.values()]
-            if choice not in taken and len(earlier) < trials:
+            used = [other.params for other in earlier.values()]
+            if choice not in used and len(earlier) < trials:
                 return trial.number, choice
             self.give_back(trial.number)
-            left = [other for other in every if other not in taken]
+            left = [other for other in every if other not in used]
             if left and len(earlier) < trials:
                 self.study.enqueue_trial(random.Random(f"{self.driver} {trial.number}").choice(left))
         return None
@@ -115,27 +115,27 @@ class SharedStudy:
     ) -> list[tuple[Choice, float]]:
         """Try choices until all drivers together have `trials`; returns those of all that have finished."""
         running = self.optuna.trial.TrialState.RUNNING
-        mine = [
+        pending = [
             (number, trial.params)
             for number, trial in self.claimed().items()
             if trial.state == running and trial.user_attrs["driver"] == self.driver
         ]  # of an earlier call that was stopped
         while True:
-            while len(mine) < at_a_time and (claim := self.claim(space, suggest, trials)) is not None:
-                mine.append(claim)
-            if not mine:
+            while len(pending) < at_a_time and (claim := self.claim(space, suggest, trials)) is not None:
+                pending.append(claim)
+            if not pending:
                 break
-            batch, mine = mine[:at_a_time], mine[at_a_time:]
+            batch, pending = pending[:at_a_time], pending[at_a_time:]
             try:
                 accuracies = try_choices([choice for _, choice in batch])
             except FlashbackError:
-                for number, _ in (*batch, *mine):
+                for number, _ in (*batch, *pending):
                     self.give_back(number)
                 raise
             for (number, _), accuracy in zip(batch, accuracies, strict=True):
                 self.study.tell(number, accuracy)
-        claimed = self.claimed().values()
-        if others := sum(trial.state == running for trial in claimed):
+        trials_of_all = self.claimed().values()
+        if others := sum(trial.state == running for trial in trials_of_all):
             message = f"{others} choices are still tried by other drivers; the last driver to end has all of them"
             warnings.warn(message, stacklevel=2)
-        return [(trial.params, trial.value) for trial in claimed if trial.state != running]
+        return [(trial.params, trial.value) for trial in trials_of_all if trial.state != running]

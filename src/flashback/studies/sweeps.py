@@ -113,8 +113,8 @@ def parse_sweep(text: str, source: str) -> Sweep:
         require(isinstance(entry["settings"], dict), f"{source}: settings is a mapping of keys to values")
     written = [{**document, **part, "settings": {**document["settings"], **part["settings"]}} for part in parts]
     for count in (part["seeds"] for part in written if type(part.get("seeds")) is int):
-        meant = list(range(count)) if 1 <= count <= 10 else [count]  # so many, or just this one
-        raise FlashbackError(f"{source}: seeds is a list of seeds, not {count}; write {meant}")
+        example = list(range(count)) if 1 <= count <= 10 else [count]  # so many, or just this one
+        raise FlashbackError(f"{source}: seeds is a list of seeds, not {count}; write {example}")
     try:
         return Sweep(title, tuple(build(Part, part) for part in written))
     except FlashbackError as error:
@@ -130,10 +130,10 @@ def plan(sweep: Sweep, out: Path, context: RunContext) -> list[Job]:
             keys = [key for key in part.grid if arm == FLASHBACK or not key.startswith("flashback.")]
             for values in itertools.product(*(part.grid[key] for key in keys)):
                 choice = dict(zip(keys, values, strict=True))
-                given: dict[str, Any] = {"recipe": part.recipe, "settings": {**part.settings, **choice}}
-                given |= {"flashback": arm == FLASHBACK, "seed": seed, "data": context.data}
+                options: dict[str, Any] = {"recipe": part.recipe, "settings": {**part.settings, **choice}}
+                options |= {"flashback": arm == FLASHBACK, "seed": seed, "data": context.data}
                 try:
-                    config = configure(host, benchmark, **given)
+                    config = configure(host, benchmark, **options)
                 except FlashbackError as error:
                     raise FlashbackError(f"{shorten(host)}: {error}") from None
                 folder = out / slug(benchmark) / slug(host) / slug(part.recipe) / label(choice) / arm / f"seed-{seed}"
@@ -150,8 +150,8 @@ def is_bare(host: str) -> bool:
 
 
 def left_out(sweep: Sweep) -> list[str]:
-    named = (host for part in sweep.parts if FLASHBACK in part.arms for host in part.hosts)
-    return [host for host in dict.fromkeys(named) if is_bare(host)]
+    hosts = (host for part in sweep.parts if FLASHBACK in part.arms for host in part.hosts)
+    return [host for host in dict.fromkeys(hosts) if is_bare(host)]
 
 
 def label(choice: Mapping[str, Any]) -> str:
@@ -225,8 +225,8 @@ def run_sweep(
     """
     sweep = sweep if isinstance(sweep, Sweep) else read_sweep(sweep)
     executor = find_executor(on, jobs)
-    everything = plan(sweep, Path(out), RunContext.of(data, device, host_file, track, executor))
-    planned = take_shard(everything, shard)
+    all_jobs = plan(sweep, Path(out), RunContext.of(data, device, host_file, track, executor))
+    planned = take_shard(all_jobs, shard)
     outcome, missing = survey(planned)
 
     def observe(name: str) -> Observer:
@@ -246,7 +246,7 @@ def run_sweep(
         fetch_data(benchmark, data)
     if missing:
         make_folder(Path(out))
-        runs = [str(job.folder.relative_to(out)) for job in everything]
+        runs = [str(job.folder.relative_to(out)) for job in all_jobs]
         write_atomically(Path(out) / PLAN, json.dumps({"title": sweep.title, "runs": runs}, indent=1) + "\n")
     outcome.failures = run_jobs(missing, executor, observe, Path(out))
     outcome.states |= dict.fromkeys(outcome.failures, FAILED)

@@ -103,22 +103,22 @@ def tune(
     optuna = import_extra("optuna", "tune", "flashback tune needs the package optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     require(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
-    given, folder = dotted(settings or {}), Path(out)
-    check_free(given, "tuning")
+    overrides, folder = dotted(settings or {}), Path(out)
+    check_free(overrides, "tuning")
     executor = find_executor(on, jobs)
     at_a_time = getattr(executor, "jobs", None) or (1 if isinstance(executor, Local) else AT_A_TIME)
     context = RunContext.of(data, device, host_file, executor=executor)
-    bare = {key: value for key, value in given.items() if not key.startswith(FLASHBACK)}
+    bare = {key: value for key, value in overrides.items() if not key.startswith(FLASHBACK)}
 
     def configured(choice: Choice, flashback: bool) -> RunConfig:
-        values = {HELD_OUT: VALIDATION, **(given if flashback else bare), **choice}
+        values = {HELD_OUT: VALIDATION, **(overrides if flashback else bare), **choice}
         return configure(host, benchmark, flashback=flashback, seed=seed, recipe=recipe, settings=values, data=data)
 
     alone = configured({}, flashback=False)
     require(alone.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
     first_epochs = range(1, max(1, alone.training.epochs // 2) + 1)
     space: Space = dict(over or {"flashback.alpha": ALPHAS, "flashback.epochs": first_epochs})
-    with_flashback = check_space(space, given)
+    with_flashback = check_space(space, overrides)
     space = as_configured(space, lambda choice: configured(choice, with_flashback))
     require(not is_begun(folder) or (folder / OLD_STUDY).exists(), f"{folder} holds a run; {ANOTHER_FOLDER}")
 
@@ -142,18 +142,18 @@ def tune(
 
     (host_accuracy,) = accuracies_of({"host": alone})
     if storage is None:
-        tried = search(optuna, space, try_choices, trials, seed, at_a_time)
+        results = search(optuna, space, try_choices, trials, seed, at_a_time)
     else:
-        identity = [run_digest(alone, ""), given, {key: list(values) for key, values in space.items()}]
+        identity = [run_digest(alone, ""), overrides, {key: list(values) for key, values in space.items()}]
         with RunFolder(folder).lock():
             study = SharedStudy(optuna, storage, identity, folder, seed)
-            tried = study.search(space, suggested, try_choices, trials, at_a_time)
-    require(bool(tried), "other drivers are trying all the choices; repeat the command when one of them has finished")
-    ranked = sorted(tried, key=lambda trial: -trial[1])
+            results = study.search(space, suggested, try_choices, trials, at_a_time)
+    require(bool(results), "other drivers are trying all the choices; repeat the command when one of them has finished")
+    ranked = sorted(results, key=lambda trial: -trial[1])
     shutil.rmtree(folder / SHARED, ignore_errors=True)
     best, accuracy = ranked[0]
     sources = {
-        "given to flashback tune": {key: value for key, value in given.items() if key != HELD_OUT},
+        "given to flashback tune": {key: value for key, value in overrides.items() if key != HELD_OUT},
         f"tuned on a validation split of the training images, {len(ranked)} choices": best,
     }
     note = f"validation average accuracy {accuracy:.2f}, of the host alone {host_accuracy:.2f}"
@@ -178,11 +178,11 @@ def search(
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=at_a_time > 1)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     left: list[Choice] = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
-    tried: Trials = []
-    while left and len(tried) < trials:
+    results: Trials = []
+    while left and len(results) < trials:
         batch: list[Choice] = []
-        asked: list[tuple[Any, Choice]] = []
-        while left and len(batch) < min(at_a_time, trials - len(tried)):
+        pending: list[tuple[Any, Choice]] = []
+        while left and len(batch) < min(at_a_time, trials - len(results)):
             trial = study.ask()
             choice: Choice = {key: suggested(trial, key, values) for key, values in space.items()}
             if choice in left:
@@ -191,17 +191,17 @@ def search(
             else:  # the sampler came back to a choice: it would do so again and again
                 study.enqueue_trial(random.Random(trial.number + 1).choice(left))
             if choice in batch:
-                asked.append((trial, choice))
+                pending.append((trial, choice))
             else:
-                study.tell(trial, accuracy_in(tried, choice))
-        tried += zip(batch, try_choices(batch), strict=True)
-        for trial, choice in asked:
-            study.tell(trial, accuracy_in(tried, choice))
-    return tried
+                study.tell(trial, accuracy_in(results, choice))
+        results += zip(batch, try_choices(batch), strict=True)
+        for trial, choice in pending:
+            study.tell(trial, accuracy_in(results, choice))
+    return results
 
 
-def accuracy_in(tried: Trials, choice: Choice) -> float:
-    return next(accuracy for earlier, accuracy in tried if earlier == choice)
+def accuracy_in(results: Trials, choice: Choice) -> float:
+    return next(accuracy for earlier, accuracy in results if earlier == choice)
 
 
 def check_space(space: Space, settings: Mapping[str, Any]) -> bool:
@@ -226,15 +226,15 @@ def check_space(space: Space, settings: Mapping[str, Any]) -> bool:
 
 
 def as_configured(space: Space, configured: Callable[[Choice], RunConfig]) -> Space:
-    resolved: Space = {}
+    result: Space = {}
     first = {key: values[0] for key, values in space.items()}
     for key, values in space.items():
         read = [dotted(to_dict(configured({**first, key: value})))[key] for value in values]
         require(len(set(read)) == len(read), f"{key} has the same value twice among those to choose among")
-        resolved[key] = values if isinstance(values, range) else read
-    for choice in islice(product(*resolved.values()), CHECKED):  # values may be fine alone and not together
-        configured(dict(zip(resolved, choice, strict=True)))
-    return resolved
+        result[key] = values if isinstance(values, range) else read
+    for choice in islice(product(*result.values()), CHECKED):  # values may be fine alone and not together
+        configured(dict(zip(result, choice, strict=True)))
+    return result
 
 
 def suggested(trial: Any, key: str, values: Sequence[Any]) -> Any:
