@@ -144,11 +144,11 @@ def bench(
 
 def begin_bench(device: torch.device, precision: str | None) -> Bench:
     config = RunConfig(training=build(TrainingConfig, {"precision": precision}, "training."))
-    chosen = select_precision(config, device)
-    prepare_device(config, device, chosen)  # sets the number of threads
+    run_precision = select_precision(config, device)
+    prepare_device(config, device, run_precision)  # sets the number of threads
     if device.type == "cuda":
-        return Bench(torch.cuda.get_device_name(device), chosen, versions(), ON_GPU)
-    return Bench(f"{platform.machine()}, {torch.get_num_threads()} CPU threads", chosen, versions(), ON_CPU)
+        return Bench(torch.cuda.get_device_name(device), run_precision, versions(), ON_GPU)
+    return Bench(f"{platform.machine()}, {torch.get_num_threads()} CPU threads", run_precision, versions(), ON_CPU)
 
 
 def measure_steps(case: Figure, bench: Bench, device: torch.device) -> Figure:

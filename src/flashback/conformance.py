@@ -198,9 +198,9 @@ class Trial:
         return HOSTS[self.name].has_knowledge
 
     def config(self, flashback: bool = False, **changes: Any) -> RunConfig:
-        given = {**dotted(self.settings), **{key.replace("__", "."): value for key, value in changes.items()}}
-        no_momentum = {} if given.get("training.optimiser", "sgd") == "sgd" else {"training.momentum": 0.0}
-        settings = {**DEFAULTS, **no_momentum, **short_settings(HOSTS[self.name]), **given}
+        overrides = {**dotted(self.settings), **{key.replace("__", "."): value for key, value in changes.items()}}
+        no_momentum = {} if overrides.get("training.optimiser", "sgd") == "sgd" else {"training.momentum": 0.0}
+        settings = {**DEFAULTS, **no_momentum, **short_settings(HOSTS[self.name]), **overrides}
         return configure(self.name, self.benchmark.name, flashback=flashback, settings=settings)
 
     def trainer(self, config: RunConfig, recorder: StateRecorder | None = None) -> Trainer:
@@ -259,8 +259,8 @@ class Watch:
             self.changed |= {name for name, now in stable().items() if not torch.equal(now, before[name])}
             stage.end()
 
-        watched = replace(stage, losses=losses)
-        return replace(watched, begin=begin, end=end) if stage.main else watched
+        replacement = replace(stage, losses=losses)
+        return replace(replacement, begin=begin, end=end) if stage.main else replacement
 
 
 def graph_leaves(terms: Iterable[Tensor]) -> Iterator[nn.Parameter]:
@@ -281,8 +281,8 @@ def perturbed(part: str, host: Host, stage: Stage) -> Stage:
     @torch.no_grad()
     def begin() -> None:
         stage.begin()
-        kept, generator = getattr(host, part), torch.Generator().manual_seed(1)
-        for tensor in kept.state_dict().values() if host.task.index > 0 and kept is not None else ():
+        module, generator = getattr(host, part), torch.Generator().manual_seed(1)
+        for tensor in module.state_dict().values() if host.task.index > 0 and module is not None else ():
             if tensor.is_floating_point() and tensor.numel():  # upwards, so that variances stay positive
                 tensor += 0.1 * (tensor.abs().mean() + 0.01) * torch.rand(tensor.shape, generator=generator)
             elif tensor.dtype == torch.uint8:

@@ -29,8 +29,8 @@ from flashback.records import RunFolder
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def show_version(asked: bool) -> None:
-    if asked:
+def show_version(value: bool) -> None:
+    if value:
         show_line(f"flashback {fb.__version__}")
         raise typer.Exit
 
@@ -95,21 +95,21 @@ def run(
     from flashback.training.running import finished_run
 
     find_hosts(host_file)
-    given = opt.parse_settings(
+    overrides = opt.parse_settings(
         settings, benchmark=benchmark, seed=seed, flashback=flashback, recipe=recipe, fast=fast, precision=precision
     )
     if host.endswith((".yaml", ".yml")):
         require(recipe is None, "--recipe does not go with a config.yaml, which is resolved already; use --set")
-        config = reconfigure(Path(host), given, data)
+        config = reconfigure(Path(host), overrides, data)
     else:
         require(
             host in fb.HOSTS or not Path(host).is_dir(),
             f"{host} is a folder: `flashback resume {host}` goes on with the run in it, "
             f"`flashback run {host}/config.yaml` starts it again elsewhere",
         )
-        config = fb.configure(host, settings=given, data=data)
-        opt.note_missing_recipe(host, config.benchmark.name, given.get("recipe", opt.DEFAULT_RECIPE))
-    check_flashback_is_on(config, given)
+        config = fb.configure(host, settings=overrides, data=data)
+        opt.note_missing_recipe(host, config.benchmark.name, overrides.get("recipe", opt.DEFAULT_RECIPE))
+    check_flashback_is_on(config, overrides)
     arm = "flashback" if config.flashback.enabled else "host"
     name = f"{config.host.name}-{Path(config.benchmark.name).stem}-{arm}-seed{config.seed}"
     folder = out or Path("runs") / name
@@ -204,13 +204,15 @@ def compare(
     benchmark, recipe = benchmark or opt.DEFAULT_BENCHMARK, recipe or opt.DEFAULT_RECIPE
     folder = out or Path("runs") / f"compare-{host}-{Path(benchmark).stem}"
     opt.note_missing_recipe(host, benchmark, recipe, host_file)
-    chosen: dict[str, Any] = {"seeds": opt.choose_seeds(seeds, seed_list), "recipe": recipe}
-    chosen["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
+    options: dict[str, Any] = {"seeds": opt.choose_seeds(seeds, seed_list), "recipe": recipe}
+    options["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
     place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file, "shard": shard}
     place["on"] = opt.choose_executor(on, jobs, per_run, slurm)
     with ProgressView(several=True) as view:
         try:
-            comparison = fb.compare(host, benchmark, out=folder, track=track or [], watch=view.watch, **chosen, **place)
+            comparison = fb.compare(
+                host, benchmark, out=folder, track=track or [], watch=view.watch, **options, **place
+            )
         except NothingToCompareError as failed:  # show what there is all the same
             comparison = failed.comparison
     show_comparison(comparison)
@@ -252,16 +254,16 @@ def report(
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     names = dict(map(parse_label, labels or []))
-    chosen = [name for name in metrics.split(",") if name.strip()]
-    summary = read_report(folders, against=against, metrics=chosen, references=references, labels=names)
+    metric_names = [name for name in metrics.split(",") if name.strip()]
+    summary = read_report(folders, against=against, metrics=metric_names, references=references, labels=names)
     for name, reason in summary.skipped.items():
         say(f"left out: {name}: {reason}")
     written = write_report(summary, out or folders[0] / "report.html", form)
-    drawn = write_plots(summary, plots) if plots is not None else []
+    plot_files = write_plots(summary, plots) if plots is not None else []
     show_answers(summary)
     show_line(f"Report: {', '.join(map(str, written))}")
     if plots is not None:
-        show_line(f"Plots: {plural(len(drawn), 'file')} in {plots}")
+        show_line(f"Plots: {plural(len(plot_files), 'file')} in {plots}")
 
 
 def parse_label(text: str) -> tuple[str, str]:

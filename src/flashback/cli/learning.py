@@ -60,7 +60,7 @@ def learn(
     from flashback.models import Learner
 
     find_hosts(host_file)
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "host": host,
         "net": net,
         "memory": memory,
@@ -68,12 +68,12 @@ def learn(
         "seed": seed,
         "holdout": holdout,
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    given |= {"flashback": True} if flashback else {}
-    given |= {"settings": opt.parse_settings(settings)} if settings else {}
+    options = {name: value for name, value in options.items() if value is not None}
+    options |= {"flashback": True} if flashback else {}
+    options |= {"settings": opt.parse_settings(settings)} if settings else {}
     is_new = not is_model(model)
-    learner = Learner.create(model, **given, device=device) if is_new else Learner(model, device)
-    refuse_changes(learner, given)
+    learner = Learner.create(model, **options, device=device) if is_new else Learner(model, device)
+    refuse_changes(learner, options)
     if learner.current is None:
         describe(learner)
     before = learner.current
@@ -151,8 +151,8 @@ def prune(
     """
     from flashback.models import Learner
 
-    freed = Learner(model, "cpu").prune(keep)
-    show_line(f"Freed {freed / 1e6:.1f} MB.")
+    size = Learner(model, "cpu").prune(keep)
+    show_line(f"Freed {size / 1e6:.1f} MB.")
 
 
 # ---------------------------------------------------------------- parts
@@ -164,14 +164,14 @@ def is_model(folder: Path) -> bool:
     return Folder(folder).exists
 
 
-def refuse_changes(learner: Learner, given: Mapping[str, Any]) -> None:
+def refuse_changes(learner: Learner, arguments: Mapping[str, Any]) -> None:
     """Refuse options that differ from those that the model was made with."""
-    config, made = to_dict(learner.config), learner.settings
+    config, model_settings = to_dict(learner.config), learner.settings
     values = dotted(config) | {"host": config["host"]["name"], "net": config["host"]["net"], "seed": config["seed"]}
     values |= {"memory": config["host"].get("memory_size"), "flashback": config["flashback"]["enabled"]}
-    values |= {"image_size": made.image_size, "holdout": made.holdout}
-    settings = {f"--set {key}": (key, value) for key, value in dotted(given.get("settings", {})).items()}
-    options = {f"--{key.replace('_', '-')}": (key, value) for key, value in given.items() if key != "settings"}
+    values |= {"image_size": model_settings.image_size, "holdout": model_settings.holdout}
+    settings = {f"--set {key}": (key, value) for key, value in dotted(arguments.get("settings", {})).items()}
+    options = {f"--{key.replace('_', '-')}": (key, value) for key, value in arguments.items() if key != "settings"}
     changed = [option for option, (key, value) in (options | settings).items() if values.get(key) != value]
     require(
         not changed,
@@ -211,8 +211,8 @@ def show_update(version: Version) -> None:
     rows = []
     for name in names:
         kind = "new" if name in version.new else "again" if name in version.revisited else ""
-        judged = (f"{values[name]:.1f}" if name in values else "" for values in (version.before, version.after))
-        rows.append((name, kind, str(version.judged.get(name, 0)), *judged))
+        accuracies = (f"{values[name]:.1f}" if name in values else "" for values in (version.before, version.after))
+        rows.append((name, kind, str(version.judged.get(name, 0)), *accuracies))
     if not version.before:
         columns, rows = (*columns[:3], columns[4]), [(*row[:3], row[4]) for row in rows]
     if rows:
@@ -226,8 +226,8 @@ def show_update(version: Version) -> None:
         parts.append(f"known classes {known:.1f} % (before {known + (version.drop or 0):.1f} %)")
     if new is not None:
         parts.append(f"new classes {new:.1f} %")
-    if unjudged := sum(name not in version.after for name in version.classes):
-        parts.append(f"not judged, as no images are held out: {count_classes(unjudged)}")
+    if count_without_images := sum(name not in version.after for name in version.classes):
+        parts.append(f"not judged, as no images are held out: {count_classes(count_without_images)}")
     show_line(f"Version {version.number}: {'; '.join(parts)}.")
     if version.copies:
         say(f"{version.copies} training images are equal to held-out ones, so these accuracies are too high")

@@ -39,23 +39,23 @@ def show(
     from flashback.training import build_method, open_benchmark
 
     find_hosts(host_file)
-    given = opt.parse_settings(settings, benchmark=benchmark, recipe=recipe, flashback=flashback)
+    overrides = opt.parse_settings(settings, benchmark=benchmark, recipe=recipe, flashback=flashback)
     path = Path(host)
     if host not in fb.HOSTS and (path.is_dir() or path.name == "config.yaml"):
         folder = path if path.is_dir() else path.parent
-        require(not given, f"the run in {folder} has its settings already; leave out the options")
+        require(not overrides, f"the run in {folder} has its settings already; leave out the options")
         show_folder(folder)
         return
-    config = fb.configure(host, settings=given, data=data)
-    check_flashback_is_on(config, given)
+    config = fb.configure(host, settings=overrides, data=data)
+    check_flashback_is_on(config, overrides)
     missing = missing_data(config.benchmark.name, data)
     if missing is None:
         labels = open_benchmark(config, data, download=False, labels_only=True)
         build_method(config, labels, "cpu")  # refuses what a run would refuse
-    opt.note_missing_recipe(host, config.benchmark.name, str(given.get("recipe", opt.DEFAULT_RECIPE)))
-    show_settings(config, {"host.name", *dotted(given)})
+    opt.note_missing_recipe(host, config.benchmark.name, str(overrides.get("recipe", opt.DEFAULT_RECIPE)))
+    show_settings(config, {"host.name", *dotted(overrides)})
     if missing is None:
-        show_cost(host, given, data)
+        show_cost(host, overrides, data)
     else:
         show_line(f"What a run costs is not known before the data are there: {missing}.")
 
@@ -91,7 +91,7 @@ def show_run(folder: Path) -> None:
     show_line(f"Record: {folder}")
 
 
-def show_settings(config: fb.RunConfig, given: Collection[str]) -> None:
+def show_settings(config: fb.RunConfig, user_keys: Collection[str]) -> None:
     settings = dotted(to_dict(config))
     sources, defaults = recipe_sources(config), benchmark_defaults(config.benchmark.name)
     rows = []
@@ -101,13 +101,13 @@ def show_settings(config: fb.RunConfig, given: Collection[str]) -> None:
         elif (key, value) == (NET, ""):
             rows.append((key, AUTOMATIC, "by the size of the images"))
         else:
-            rows.append((key, as_text(value), "given" if key in given else sources.get(key, "default")))
+            rows.append((key, as_text(value), "given" if key in user_keys else sources.get(key, "default")))
     show_table(title_of(settings), ("setting", "value", "from"), rows, texts=3)
 
 
 def benchmark_defaults(name: str) -> dict[str, str]:
-    described = next((row for row in describe_benchmarks() if row["name"] == name), {"order": "identity"})
-    return {f"benchmark.{key}": str(described[key]) for key in ("order", "sizes") if key in described}
+    description = next((row for row in describe_benchmarks() if row["name"] == name), {"order": "identity"})
+    return {f"benchmark.{key}": str(description[key]) for key in ("order", "sizes") if key in description}
 
 
 def recipe_sources(config: fb.RunConfig) -> dict[str, str]:
@@ -129,16 +129,16 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def show_cost(host: str, given: dict[str, Any], data: Path | None) -> None:
+def show_cost(host: str, overrides: dict[str, Any], data: Path | None) -> None:
     from flashback.reports.words import plural
     from flashback.studies.preview import preview_cost
 
     rows = []
     for arm in ARMS if fb.HOSTS[host].has_knowledge else ARMS[:1]:
         try:
-            config = fb.configure(host, settings={**given, "flashback.enabled": arm == FLASHBACK}, data=data)
+            config = fb.configure(host, settings={**overrides, "flashback.enabled": arm == FLASHBACK}, data=data)
         except FlashbackError:
-            if arm == FLASHBACK and not given.get("flashback.enabled"):
+            if arm == FLASHBACK and not overrides.get("flashback.enabled"):
                 continue  # an arm nobody asked for may be impossible with these settings
             raise
         budget = preview_cost(config, data)

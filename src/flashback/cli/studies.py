@@ -65,22 +65,22 @@ def sweep(
         return 0
     if file is None:
         raise FlashbackError("give a sweep file, or the name of a shipped sweep (flashback list sweeps)")
-    chosen, out = read_sweep(file), out or Path("runs") / f"sweep-{Path(file).stem}"
-    triples = ((h, b, part.recipe) for part in chosen.parts for h, b in product(part.hosts, part.benchmarks))
+    definition, out = read_sweep(file), out or Path("runs") / f"sweep-{Path(file).stem}"
+    triples = ((h, b, part.recipe) for part in definition.parts for h, b in product(part.hosts, part.benchmarks))
     executor = opt.choose_executor(on, jobs, per_run, slurm)
     for triple in dict.fromkeys(triples):
         opt.note_missing_recipe(*triple, host_file)
     if dry_run:
         context = RunContext.of(data, device, host_file, executor=executor)
-        show_plan(chosen, take_shard(plan(chosen, out, context), shard))
+        show_plan(definition, take_shard(plan(definition, out, context), shard))
     else:
         place: dict[str, Any] = {"on": executor, "shard": shard, "data": data, "device": device}
         with ProgressView(several=True) as view:
             outcome = fb.run_sweep(
-                chosen, out, host_file=host_file, track=track or [], watch=watch_states(view), **place
+                definition, out, host_file=host_file, track=track or [], watch=watch_states(view), **place
             )
-        show_line(f"{chosen.title}: {outcome.finished} of {len(outcome.states)} runs done.")
-    if bare := left_out(chosen):
+        show_line(f"{definition.title}: {outcome.finished} of {len(outcome.states)} runs done.")
+    if bare := left_out(definition):
         show_line(f"Left out: flashback for {', '.join(bare)}; there is no knowledge to attach to.")
     if dry_run:
         return 0
@@ -90,13 +90,13 @@ def sweep(
     return report_failures(outcome.failures)
 
 
-def show_plan(chosen: Sweep, planned: Sequence[Job]) -> None:
+def show_plan(definition: Sweep, planned: Sequence[Job]) -> None:
     from flashback.benchmarks.load import missing_data
     from flashback.studies.preview import estimate_cost, kind_of
     from flashback.studies.sweeps import benchmarks_of, survey
 
     outcome, waiting = survey(planned)
-    show_table(chosen.title, ("run", "state"), outcome.states.items(), texts=2)
+    show_table(definition.title, ("run", "state"), outcome.states.items(), texts=2)
     show_line(f"{outcome.finished} of {len(planned)} runs done; nothing was trained.")
     missing = {name: missing_data(name, waiting[0].context.data) for name in benchmarks_of(waiting)}
     for sentence in dict.fromkeys(filter(None, missing.values())):
@@ -242,19 +242,19 @@ def tune(
 
     benchmark, recipe = benchmark or opt.DEFAULT_BENCHMARK, recipe or opt.DEFAULT_RECIPE
     out = out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}"
-    chosen: dict[str, Any] = {"settings": opt.parse_settings(settings)}
+    keywords: dict[str, Any] = {"settings": opt.parse_settings(settings)}
     place: dict[str, Any] = {"out": out, "data": data, "device": device, "host_file": host_file}
     place["on"] = opt.choose_executor(on, jobs, per_run, slurm)
     if forms:
         require(trials is None and not over, "--trials and --over do not go with --forms, which has a --budget")
         require(storage is None, "--storage does not go with --forms, which draws nothing at random")
-        chosen |= {"forms": form or [], "budget": DEFAULT_BUDGET if budget is None else budget}
-        return choose(host, benchmark, seed=seed, recipe=recipe, **chosen, **place)
+        keywords |= {"forms": form or [], "budget": DEFAULT_BUDGET if budget is None else budget}
+        return choose(host, benchmark, seed=seed, recipe=recipe, **keywords, **place)
     require(not form and budget is None, "--form and --budget need --forms")
-    chosen["over"], trials = dict(map(parse_values, over or [])), DEFAULT_TRIALS if trials is None else trials
+    keywords["over"], trials = dict(map(parse_values, over or [])), DEFAULT_TRIALS if trials is None else trials
     place["storage"] = storage
     with ProgressView(several=True) as view:
-        best = fb.tune(host, benchmark, trials=trials, seed=seed, recipe=recipe, watch=view.watch, **chosen, **place)
+        best = fb.tune(host, benchmark, trials=trials, seed=seed, recipe=recipe, watch=view.watch, **keywords, **place)
     rows = [[*(value_in_words(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}"] for trial in best.trials]
     rows.append([*("-" for _ in best.choice), f"{best.host_accuracy:.2f}"])
     columns = [*(SYMBOLS.get(key, key) for key in best.choice), "validation accuracy"]
@@ -267,8 +267,8 @@ def tune(
     if len(best.trials) < trials:
         show_line(f"These {len(best.trials)} are all choices there are.")
     options = [("--data", data), *(("--host-file", file) for file in host_file or [])]
-    given = [str(word) for option in options if option[1] is not None for word in option]
-    command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *given]
+    flags = [str(word) for option in options if option[1] is not None for word in option]
+    command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *flags]
     show_line(f"{'Use it' if is_better else 'To see it on test images all the same'}: {shlex.join(command)}")
 
 
