@@ -87,8 +87,8 @@ def write_tiny(path: Path, shift: int = 0) -> Path:
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
         images = [getattr(task, part) for task in tiny_benchmark().tasks]
-        arrays[f"x_{part}"] = torch.cat([own.x for own in images]).permute(0, 2, 3, 1).numpy() + np.uint8(shift)
-        arrays[f"y_{part}"] = torch.cat([own.y for own in images]).numpy()
+        arrays[f"x_{part}"] = torch.cat([each.x for each in images]).permute(0, 2, 3, 1).numpy() + np.uint8(shift)
+        arrays[f"y_{part}"] = torch.cat([each.y for each in images]).numpy()
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
     return path
@@ -114,8 +114,8 @@ def small_settings(name: str) -> dict[str, Any]:
 
 def quick_config(host: str, flashback: bool = False, **settings: Any) -> RunConfig:
     """A configuration of a few steps; settings are dotted keys with '__' for the dot."""
-    own = {key.replace("__", "."): value for key, value in settings.items()}
-    return configure(host, "tiny", flashback=flashback, settings={**QUICK, **own})
+    overrides = {key.replace("__", "."): value for key, value in settings.items()}
+    return configure(host, "tiny", flashback=flashback, settings={**QUICK, **overrides})
 
 
 def quick_host(host: str, benchmark: Benchmark | None = None, **settings: Any) -> Host:

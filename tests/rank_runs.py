@@ -40,13 +40,13 @@ class Run:
 
     def __call__(self) -> Values:
         epochs = 2 if self.flashback else 1
-        own = {
+        settings = {
             "training__momentum": 0.9,
             "training__epochs": epochs,
             **small_settings(self.name),
             **dict(self.settings),
         }
-        config = quick_config(self.name, self.flashback, **own)
+        config = quick_config(self.name, self.flashback, **settings)
         prepare_device(config, torch.device(self.device), "fp32")
         benchmark = tiny_benchmark((2, 3), per_class=4, test_per_class=2)
         events: list[Any] = []

@@ -117,9 +117,9 @@ def deciding_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             parts = list(node.args)
         elif isinstance(node, ast.Dict):
             parts = [key for key in node.keys if key is not None]
-        for found in (found for part in parts for found in ast.walk(part)):
-            word = name_of(found)
-            if word in (classes if isinstance(found, ast.Name | ast.Attribute) else names):
+        for child in (child for part in parts for child in ast.walk(part)):
+            word = name_of(child)
+            if word in (classes if isinstance(child, ast.Name | ast.Attribute) else names):
                 yield node.lineno, word
 
 
@@ -134,12 +134,12 @@ def name_of(node: ast.AST) -> str:
 
 def homes() -> dict[str, Path]:
     """The file of each method, by its registered name and by the name of its class."""
-    found = {}
+    paths = {}
     for name in HOSTS:
         host = HOSTS[name]
         path = SOURCE.parent / (host.__module__.replace(".", "/") + ".py")
-        found |= {name: path, host.__name__: path}
-    return found
+        paths |= {name: path, host.__name__: path}
+    return paths
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -40,7 +40,7 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
 def test_which_images_each_teacher_has(images: str) -> None:
     """A mean over the whole batch, so that an image is pulled as hard as without the setting, or not at all."""
     method, phase_2 = in_phase_2("icarl", flashback__alpha=0.25, flashback__images=images)
-    step, terms, own = terms_of(method, phase_2)
+    step, terms, host_terms = terms_of(method, phase_2)
     new = step.batch.slots < 0
     assert 0 < int(new.sum()) < len(new)
     assert torch.equal(step.batch.y >= 2, new)
@@ -51,10 +51,10 @@ def test_which_images_each_teacher_has(images: str) -> None:
     ls = cross_entropies(step.output.logits[:, :2], stable[:, :2])
     counted = lp if images == "all" else lp * new
     torch.testing.assert_close(terms["plasticity"].double(), 0.25 * counted.sum() / len(new), rtol=1e-5, atol=1e-7)
-    held = ls * ~new if images == "divided" else ls
-    torch.testing.assert_close(terms["stability"].double(), 2 / 5 * held.sum() / len(new), rtol=1e-5, atol=1e-7)
-    assert torch.equal(terms["stability"], own["stability"]) == (images != "divided")
-    assert torch.equal(terms["task"], own["task"])
+    stability = ls * ~new if images == "divided" else ls
+    torch.testing.assert_close(terms["stability"].double(), 2 / 5 * stability.sum() / len(new), rtol=1e-5, atol=1e-7)
+    assert torch.equal(terms["stability"], host_terms["stability"]) == (images != "divided")
+    assert torch.equal(terms["task"], host_terms["task"])
 
 
 def test_the_weight_of_stability_acts_on_exemplars_too() -> None:
@@ -67,8 +67,8 @@ def test_the_weight_of_stability_acts_on_exemplars_too() -> None:
 
 def test_without_a_plastic_teacher_the_stable_one_has_all_images() -> None:
     method, phase_2 = in_phase_2("icarl", flashback__alpha=0.0, flashback__images="divided")
-    _, terms, own = terms_of(method, phase_2)
-    assert torch.equal(terms["stability"], own["stability"])
+    _, terms, host_terms = terms_of(method, phase_2)
+    assert torch.equal(terms["stability"], host_terms["stability"])
 
 
 @pytest.mark.parametrize("name", WEIGHING)
@@ -114,14 +114,14 @@ def test_plasticity_acts_where_the_primary_model_is_expert(where: str, images: s
     assert isinstance(method.plastic, ModelKnowledge)
     assert isinstance(method.host.stable, ModelKnowledge)
     blur(method.plastic)
-    step, terms, own = terms_of(method, phase_2)
+    step, terms, host_terms = terms_of(method, phase_2)
     plastic, stable = (knowledge(step.batch.x).logits for knowledge in (method.plastic, method.host.stable))
     counted = expert(where, plastic[:, :5], stable[:, :5], step.batch.y)
     assert 0 < int(counted.sum()) < len(counted)
     counted = counted & (step.batch.slots < 0) if images == "new" else counted
     lp = cross_entropies(step.output.logits[:, 2:5], plastic[:, 2:5]) * counted
     torch.testing.assert_close(terms["plasticity"].double(), 0.25 * lp.sum() / len(lp), rtol=1e-5, atol=1e-7)
-    assert torch.equal(terms["stability"], own["stability"])
+    assert torch.equal(terms["stability"], host_terms["stability"])
 
 
 @pytest.mark.parametrize("where", ["correct", "better"])
@@ -174,16 +174,16 @@ def one_minus_cos(features: Tensor, anchors: Tensor) -> Tensor:
 def test_features_are_held_near_those_of_the_primary_model(name: str, images: str) -> None:
     settings = {"flashback__distance": "features", "flashback__images": images, "flashback__alpha": 0.25}
     method, phase_2 = in_phase_2(name, **settings)
-    step, terms, own = terms_of(method, phase_2)
+    step, terms, host_terms = terms_of(method, phase_2)
     assert isinstance(method.plastic, ModelKnowledge)
     blur(method.plastic)
-    _, terms, own = terms_of(method, phase_2)
+    _, terms, host_terms = terms_of(method, phase_2)
     distances = one_minus_cos(step.output.features, method.plastic(step.batch.x).features)
     assert float(distances.detach().min()) > 1e-6
     counted = distances * (step.batch.slots < 0) if images == "new" else distances
     torch.testing.assert_close(terms.pop("plasticity"), 0.25 * counted.mean(), rtol=1e-4, atol=1e-7)
-    assert terms.keys() == own.keys()
-    assert all(torch.equal(terms[key], own[key]) for key in own)
+    assert terms.keys() == host_terms.keys()
+    assert all(torch.equal(terms[key], host_terms[key]) for key in host_terms)
 
 
 @pytest.mark.parametrize(

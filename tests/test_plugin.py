@@ -161,8 +161,8 @@ def test_settings_may_be_given_beside_the_configuration() -> None:
 )
 def test_support(name: str, support: str, columns: slice, samples: str, kind: type) -> None:
     method, _ = at_second_task(name, flashback__support=support)
-    made = method.support()
-    assert (made.columns, made.samples) == (columns, samples)
+    actual = method.support()
+    assert (actual.columns, actual.samples) == (columns, samples)
     method.allocate_plastic()
     assert type(method.plastic) is kind
 
@@ -195,11 +195,11 @@ def test_stability_in_phase_1(factor: float) -> None:
     trainer.allocate(phase_1)
     phase_1.begin()
     step = phase_1.forward(batch_of(method.host, phase_1))
-    terms, own = phase_1.losses(step), main.losses(step)
-    assert terms.keys() == own.keys() == {"task", "stability"}
-    assert float(own["stability"].detach()) > 0
-    assert torch.equal(terms["task"], own["task"])
-    assert torch.equal(terms["stability"], factor * own["stability"])
+    terms, host_terms = phase_1.losses(step), main.losses(step)
+    assert terms.keys() == host_terms.keys() == {"task", "stability"}
+    assert float(host_terms["stability"].detach()) > 0
+    assert torch.equal(terms["task"], host_terms["task"])
+    assert torch.equal(terms["stability"], factor * host_terms["stability"])
 
 
 @pytest.mark.parametrize("name", ["beef", "replay"])
@@ -247,10 +247,10 @@ def test_phase_2_adds_alpha_times_the_distance_to_the_primary_model() -> None:
     host = method.host
     phase_2.before_epoch(0)
     step = phase_2.forward(batch_of(host, phase_2))
-    terms, own = dict(phase_2.losses(step)), host.stages()[0].losses(step)
+    terms, host_terms = dict(phase_2.losses(step)), host.stages()[0].losses(step)
     plasticity = terms.pop("plasticity")
-    assert terms.keys() == own.keys()
-    assert all(torch.equal(terms[name], own[name]) for name in own)
+    assert terms.keys() == host_terms.keys()
+    assert all(torch.equal(terms[name], host_terms[name]) for name in host_terms)
     logits, primary = step.output.logits, method.plastic(step.batch.x).logits  # type: ignore[misc]
     slow = [
         -(p * torch.log(q) + (1 - p) * torch.log(1 - q))
@@ -391,9 +391,9 @@ def test_own_state_goes_into_another_flashback(in_second_phase: bool) -> None:
     state = {name: tensor.clone() for name, tensor in one.extra_state().items()}
     assert {name.split(".")[0] for name in state} == ({"plastic"} if in_second_phase else {"snapshot"})
     other.load_extra_state(state)
-    taken = other.extra_state()
-    assert taken.keys() == state.keys()
-    assert all(torch.equal(taken[name], tensor) for name, tensor in state.items())
+    extra = other.extra_state()
+    assert extra.keys() == state.keys()
+    assert all(torch.equal(extra[name], tensor) for name, tensor in state.items())
 
 
 def test_the_budget_of_unequal_phases_is_what_was_asked_for() -> None:
@@ -432,8 +432,8 @@ def test_the_stage_of_the_host_begins_and_ends_once() -> None:
 
 def test_phase_1_begins_with_the_randomness_of_the_host() -> None:
     seeds: list[int] = []
-    for made in (quick_host, quick_flashback):
-        method = made("lwf-mc")
+    for build in (quick_host, quick_flashback):
+        method = build("lwf-mc")
         host, (first, second, _) = method.host, method.host.benchmark.tasks
         trainer = Trainer(method, host.benchmark)
         trainer.run_task(first)

@@ -16,8 +16,8 @@ BATCH = 6
 
 def images(channels=3, height=9, width=7, unit=False, seed=0):
     """uint8 images, or the same ones as floats in [0, 1]."""
-    made = torch.randint(0, 256, (BATCH, channels, height, width), generator=seeded(seed), dtype=torch.uint8)
-    return made.float() / 255 if unit else made
+    batch = torch.randint(0, 256, (BATCH, channels, height, width), generator=seeded(seed), dtype=torch.uint8)
+    return batch.float() / 255 if unit else batch
 
 
 def seeded(seed=0):
@@ -162,8 +162,8 @@ def test_boxes_are_distributed_as_in_the_textbook_loop():
         lambda box: box[:, 3] / box[:, 2],
         *(lambda box, side=side: box[:, side] / 64 for side in range(4)),
     ):
-        got, wanted = (np.quantile(measure(box), quantiles) for box in (boxes, expected))
-        np.testing.assert_allclose(got, wanted, atol=0.035)
+        got, reference = (np.quantile(measure(box), quantiles) for box in (boxes, expected))
+        np.testing.assert_allclose(got, reference, atol=0.035)
 
 
 def test_boxes_without_a_fit_are_the_largest_centred_ones():

@@ -55,10 +55,10 @@ def pictures(channels, count=5, side=32):
     generator = np.random.default_rng(0)
     ramp = np.linspace(0, 1, side)
     smooth = 40 + 90 * ramp[:, None] + 70 * np.sin(6 * ramp)[None]
-    made = [generator.integers(0, 256, (channels, side, side)), np.stack([smooth + 9 * c for c in range(channels)])]
-    made += [generator.integers(60, 61 + 30 * step, (channels, side, side)) for step in range(1, count - 3)]
-    made += [np.full((channels, side, side), 77), np.where(generator.random((channels, side, side)) < 0.1, 3, 200)]
-    return torch.from_numpy(np.stack(made).astype(np.uint8))
+    images = [generator.integers(0, 256, (channels, side, side)), np.stack([smooth + 9 * c for c in range(channels)])]
+    images += [generator.integers(60, 61 + 30 * step, (channels, side, side)) for step in range(1, count - 3)]
+    images += [np.full((channels, side, side), 77), np.where(generator.random((channels, side, side)) < 0.1, 3, 200)]
+    return torch.from_numpy(np.stack(images).astype(np.uint8))
 
 
 def to_pillow(image):
@@ -144,9 +144,9 @@ def test_draws_follow_the_policy(policy):
             acts = operations[:, place] == index
             assert acts.float().mean().item() == pytest.approx(expected[name], abs=0.01)
             if acts.any():
-                drawn = set(amounts[acts, place].double().numpy().round(4) + 0.0)
-                assert drawn <= {round(value, 4) for value in values[name]} | {0.0}
-                assert len(drawn) == len({round(value, 4) for value in values[name]})
+                amounts_here = set(amounts[acts, place].double().numpy().round(4) + 0.0)
+                assert amounts_here <= {round(value, 4) for value in values[name]} | {0.0}
+                assert len(amounts_here) == len({round(value, 4) for value in values[name]})
     signs = amounts[operations == OPERATIONS["TranslateY" if policy is CIFAR10_POLICY else "Rotate"]].sign()
     assert signs.mean().abs() < 0.05
     assert set(signs.tolist()) == {-1.0, 1.0}

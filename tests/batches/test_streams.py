@@ -34,11 +34,11 @@ def test_images_too_large_for_the_device_are_fetched_ahead() -> None:
 def test_a_set_joined_with_nothing_is_not_read() -> None:
     device = torch.device("cpu")
     images = Images(torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8), torch.arange(20))
-    own = Stream.of(images, device)
+    stream = Stream.of(images, device)
     empty = Stream.of(Images(images.x[:0], images.y[:0]), device)
-    for joined in (own.joined(empty), empty.joined(own), own.joined()):
+    for joined in (stream.joined(empty), empty.joined(stream), stream.joined()):
         assert joined.images.data_ptr() == images.x.data_ptr()
-        assert torch.equal(joined.labels, own.labels)
+        assert torch.equal(joined.labels, stream.labels)
     assert len(empty.joined(empty)) == 0
 
 

@@ -103,24 +103,24 @@ def test_strong():
 
 @pytest.mark.parametrize("recipe", [("rrcrop", "flip"), ("crop", "flip"), ()])
 def test_size(recipe):
-    made = views_of(3, recipe, size=10)
+    views = views_of(3, recipe, size=10)
     x = raw(side=16)
-    assert made.weak(x, seeded()).shape == made.strong(x, seeded()).shape == (8, 3, 10, 10)
-    assert torch.equal(made.plain(x), views_of(3).plain(x[:, :, 3:13, 3:13]))
+    assert views.weak(x, seeded()).shape == views.strong(x, seeded()).shape == (8, 3, 10, 10)
+    assert torch.equal(views.plain(x), views_of(3).plain(x[:, :, 3:13, 3:13]))
 
 
 @pytest.mark.parametrize("recipe", [("rrcrop", "flip"), ("crop", "flip"), ()])
 def test_images_that_are_not_square_keep_their_shape(recipe):
     x = raw(side=16)[:, :, 2:14]
-    made = views_of(3, recipe)
-    assert made.plain(x).shape == made.weak(x, seeded()).shape == made.strong(x, seeded()).shape == (8, 3, 12, 16)
+    views = views_of(3, recipe)
+    assert views.plain(x).shape == views.weak(x, seeded()).shape == views.strong(x, seeded()).shape == (8, 3, 12, 16)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("recipe", [*RECIPES[1:], "strong"])
 def test_views_follow_the_generator_and_differ_between_images(recipe, channels):
-    made = views_of(channels, () if recipe == "strong" else recipe)
-    view = made.strong if recipe == "strong" else made.weak
+    views = views_of(channels, () if recipe == "strong" else recipe)
+    view = views.strong if recipe == "strong" else views.weak
     x = raw(channels=channels)[:1].expand(8, -1, -1, -1).contiguous()
     generator = seeded()
     first, second = view(x, generator), view(x, generator)
@@ -133,12 +133,12 @@ def test_views_follow_the_generator_and_differ_between_images(recipe, channels):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_shapes_never_depend_on_values(recipe):
     """Tensors without values go through: any wait for the device or shape that depends on values would raise."""
-    made = views_of(3, recipe)
-    made.weak(raw(), seeded())  # makes the constants, as warm-up steps do before a capture
-    made.strong(raw(), seeded())
+    views = views_of(3, recipe)
+    views.weak(raw(), seeded())  # makes the constants, as warm-up steps do before a capture
+    views.strong(raw(), seeded())
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         x = mode.from_tensor(raw())
-        assert made.weak(x, seeded()).shape == made.strong(x, seeded()).shape == made.plain(x).shape == x.shape
+        assert views.weak(x, seeded()).shape == views.strong(x, seeded()).shape == views.plain(x).shape == x.shape
 
 
 @pytest.mark.parametrize("module", [augment, autoaugment, views])
@@ -152,12 +152,12 @@ def test_nothing_waits_for_the_device(module):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_capture(recipe):
     """A captured graph gives, replay after replay, what eager calls give from the same generator state."""
-    made = views_of(3, recipe)
+    views = views_of(3, recipe)
     x = raw(64, side=32).cuda()
     generator = seeded(1, "cuda")
 
     def both():
-        return made.weak(x, generator), made.strong(x, generator)
+        return views.weak(x, generator), views.strong(x, generator)
 
     eager = [both() for _ in range(3)]
     generator.manual_seed(1)
@@ -193,9 +193,9 @@ def test_large_images_are_cropped_as_small_ones_are(shape, size, padding):
     x = torch.randint(1, 256, (6, 1, *shape), generator=seeded(2), dtype=torch.uint8)
     centre = x if size is None else augment.centre_crop(x, size)
     expected = augment.random_crop(centre, padding, seeded())
-    made = views_of(1, ("crop",), size=size)
-    assert torch.equal(made.weak(x, seeded()), normalise(expected, MEAN[:1], STD[:1]))
-    assert not torch.equal(made.weak(x, seeded()), made.plain(x))
+    views = views_of(1, ("crop",), size=size)
+    assert torch.equal(views.weak(x, seeded()), normalise(expected, MEAN[:1], STD[:1]))
+    assert not torch.equal(views.weak(x, seeded()), views.plain(x))
 
 
 def test_every_step_is_in_some_recipe_here():

@@ -24,15 +24,15 @@ def assert_same(one: Benchmark, other: Benchmark) -> None:
         other.class_names,
     )
     assert (one.mean, one.std) == (other.mean, other.std)
-    for mine, theirs in zip(one.tasks, other.tasks, strict=True):
+    for first, second in zip(one.tasks, other.tasks, strict=True):
         for part in ("train", "test"):
-            assert torch.equal(getattr(mine, part).x, getattr(theirs, part).x)
-            assert torch.equal(getattr(mine, part).y, getattr(theirs, part).y)
+            assert torch.equal(getattr(first, part).x, getattr(second, part).x)
+            assert torch.equal(getattr(first, part).y, getattr(second, part).y)
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 3), (4, 5, 1), (4, 5)])
 @pytest.mark.parametrize(
-    "given",
+    "convert",
     [
         lambda arrays: arrays,
         lambda arrays: {key: torch.from_numpy(array) for key, array in arrays.items()},
@@ -40,21 +40,21 @@ def assert_same(one: Benchmark, other: Benchmark) -> None:
         lambda arrays: arrays | {"classes": "not asked for"},
     ],
 )
-def test_a_mapping_is_an_npz_in_memory(arrays: Arrays, npz: Callable[..., Path], given: Any, shape: Any) -> None:
+def test_a_mapping_is_an_npz_in_memory(arrays: Arrays, npz: Callable[..., Path], convert: Any, shape: Any) -> None:
     options: dict[str, Any] = {"sizes": [3, 1, 2], "order": [5, 4, 3, 2, 1, 0], "validation": 0.2}
-    made = load_benchmark(given(arrays(6, shape=shape)), **options)
-    assert made.name == "arrays"
-    assert_same(made, load_benchmark(npz(shape=shape), **options))
+    benchmark = load_benchmark(convert(arrays(6, shape=shape)), **options)
+    assert benchmark.name == "arrays"
+    assert_same(benchmark, load_benchmark(npz(shape=shape), **options))
 
 
-@pytest.mark.parametrize("given", [list, np.array, tuple])
-def test_classes_may_have_names(arrays: Arrays, npz: Callable[..., Path], given: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("convert", [list, np.array, tuple])
+def test_classes_may_have_names(arrays: Arrays, npz: Callable[..., Path], convert: Callable[..., Any]) -> None:
     names = ["ash", "birch", "cedar, white", "elm", "fir", "Öland oak"]
-    made = arrays(6) | {"class_names": given(names)}
-    for benchmark in (load_benchmark(made, sizes=[6]), load_benchmark(npz(class_names=given(names)), sizes=[6])):
+    data = arrays(6) | {"class_names": convert(names)}
+    for benchmark in (load_benchmark(data, sizes=[6]), load_benchmark(npz(class_names=convert(names)), sizes=[6])):
         assert benchmark.class_names == tuple(names)
         assert benchmark.checksum == load_benchmark(arrays(6), sizes=[6]).checksum
-    reversed_ = load_benchmark(made, sizes=[2, 4], order=[5, 4, 3, 2, 1, 0])
+    reversed_ = load_benchmark(data, sizes=[2, 4], order=[5, 4, 3, 2, 1, 0])
     assert reversed_.class_names == tuple(reversed(names))
 
 
@@ -70,17 +70,17 @@ def test_classes_may_have_names(arrays: Arrays, npz: Callable[..., Path], given:
     ],
 )
 def test_names_that_do_not_fit_are_refused(arrays: Arrays, npz: Callable[..., Path], names: Any, message: str) -> None:
-    for given in (arrays(6) | {"class_names": names}, npz(class_names=names)):
+    for source in (arrays(6) | {"class_names": names}, npz(class_names=names)):
         with pytest.raises(FlashbackError, match=message):
-            load_benchmark(given, sizes=[6])
+            load_benchmark(source, sizes=[6])
 
 
 def test_the_arrays_may_change_afterwards(arrays: Arrays) -> None:
-    given = arrays(4)
-    made, again = (load_benchmark(given, sizes=[2, 2]) for _ in range(2))
-    given["x_train"][:] = 9
-    assert_same(made, again)
-    assert not (made.tasks[0].train.x == 9).all()
+    data = arrays(4)
+    benchmark, again = (load_benchmark(data, sizes=[2, 2]) for _ in range(2))
+    data["x_train"][:] = 9
+    assert_same(benchmark, again)
+    assert not (benchmark.tasks[0].train.x == 9).all()
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_the_arrays_may_change_afterwards(arrays: Arrays) -> None:
 def test_what_a_file_is_refused_for_a_mapping_is_refused_for(
     arrays: Arrays, npz: Callable[..., Path], changes: dict[str, Any]
 ) -> None:
-    given = {key: value for key, value in {**arrays(6), **changes}.items() if value is not None}
+    mapping = {key: value for key, value in {**arrays(6), **changes}.items() if value is not None}
     with pytest.raises(FlashbackError) as of_file:
         load_benchmark(path := npz(**changes), sizes=[2, 2, 2])
     with pytest.raises(FlashbackError) as of_mapping:
-        load_benchmark(given, sizes=[2, 2, 2])
+        load_benchmark(mapping, sizes=[2, 2, 2])
     assert str(of_mapping.value) == str(of_file.value).replace(str(path), "the mapping")
 
 
@@ -126,10 +126,10 @@ def test_a_mapping_says_nothing_about_tasks(arrays: Arrays) -> None:
         load_benchmark(arrays(6))
 
 
-@pytest.mark.parametrize("given", [5, None, [1, 2], np.zeros(3), torch.utils.data.Dataset()])
-def test_other_things_are_no_benchmark(given: Any) -> None:
-    with pytest.raises(FlashbackError, match=f"a name, a path or a mapping of x_train, .*, not {type(given).__name__}"):
-        load_benchmark(given, sizes=[2])
+@pytest.mark.parametrize("value", [5, None, [1, 2], np.zeros(3), torch.utils.data.Dataset()])
+def test_other_things_are_no_benchmark(value: Any) -> None:
+    with pytest.raises(FlashbackError, match=f"a name, a path or a mapping of x_train, .*, not {type(value).__name__}"):
+        load_benchmark(value, sizes=[2])
 
 
 def test_sizes_of_equal_tasks_may_be_a_number(arrays: Arrays) -> None:

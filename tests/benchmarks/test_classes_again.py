@@ -41,9 +41,9 @@ def test_two_new_classes_a_task_come_again_one_and_three_tasks_later() -> None:
 
 
 def test_every_training_image_comes_once() -> None:
-    shown = [row for task in fb.load_benchmark("repeated-fashion-mini").tasks for row in rows_of(task)]
+    rows = [row for task in fb.load_benchmark("repeated-fashion-mini").tasks for row in rows_of(task)]
     known = [row for task in fb.load_benchmark("split-fashion-mini").tasks for row in rows_of(task)]
-    assert sorted(shown) == sorted(known)
+    assert sorted(rows) == sorted(known)
 
 
 def test_each_task_after_the_first_has_all_classes_in_another_rotation() -> None:
@@ -66,12 +66,12 @@ def test_right_angles_are_exact_and_anticlockwise() -> None:
 def test_a_rotation_interpolates_between_four_pixels() -> None:
     image = torch.zeros(1, 1, 3, 3, dtype=torch.uint8)
     image[0, 0, 1] = torch.tensor([200, 100, 50])
-    turned = rotated(image, 45)[0, 0]
-    assert turned[1, 1] == 100
+    rotated_image = rotated(image, 45)[0, 0]
+    assert rotated_image[1, 1] == 100
     side = 2**0.5  # how far the sources of the corners lie from the centre, above it and right of it
-    assert turned[0, 0].item() == 0
-    assert turned[0, 2].item() == round((2 - side) * 50)
-    assert turned[0, 1].item() == round((1 - side / 2) * (side / 2 * 50 + (1 - side / 2) * 100))
+    assert rotated_image[0, 0].item() == 0
+    assert rotated_image[0, 2].item() == round((2 - side) * 50)
+    assert rotated_image[0, 1].item() == round((1 - side / 2) * (side / 2 * 50 + (1 - side / 2) * 100))
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -85,11 +85,11 @@ def test_fewer_tasks_are_the_first_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", BOTH)
 def test_an_order_names_the_classes_that_come(name: str) -> None:
-    straight, turned = fb.load_benchmark(name), fb.load_benchmark(name, order=list(range(10))[::-1])
-    assert [task.columns for task in straight.tasks] == [task.columns for task in turned.tasks]
-    assert turned.class_names == straight.class_names[::-1]
-    first = turned.tasks[0]
-    classes = [turned.order[column] for column in first.columns]
+    straight, reversed_benchmark = fb.load_benchmark(name), fb.load_benchmark(name, order=list(range(10))[::-1])
+    assert [task.columns for task in straight.tasks] == [task.columns for task in reversed_benchmark.tasks]
+    assert reversed_benchmark.class_names == straight.class_names[::-1]
+    first = reversed_benchmark.tasks[0]
+    classes = [reversed_benchmark.order[column] for column in first.columns]
     assert sorted(classes) == (list(range(10)) if name == BOTH[0] else [8, 9])
 
 

@@ -55,9 +55,9 @@ def test_arrays_of_another_kind_are_refused(npz: Callable, changes: dict[str, np
 
 
 def test_labels_of_any_integer_type_and_images_in_any_layout(npz: Callable, arrays: Callable) -> None:
-    made = arrays(6)
-    changes = {"y_train": made["y_train"].astype(">u2"), "x_train": np.asfortranarray(made["x_train"])}
-    expected, loaded = (load_benchmark(str(npz(**given)), sizes=[6]) for given in ({}, changes))
+    data = arrays(6)
+    changes = {"y_train": data["y_train"].astype(">u2"), "x_train": np.asfortranarray(data["x_train"])}
+    expected, loaded = (load_benchmark(str(npz(**arguments)), sizes=[6]) for arguments in ({}, changes))
     assert loaded.checksum == expected.checksum
     assert loaded.tasks[0].train.x.equal(expected.tasks[0].train.x)
 
@@ -75,12 +75,12 @@ def test_a_named_dataset_of_another_kind_is_refused(tmp_path: Path, npz: Callabl
 
 
 def test_a_class_or_a_task_without_images_is_refused(tmp_path: Path, npz: Callable, arrays: Callable) -> None:
-    made = arrays(10, shape=(32, 32, 3))
-    no_cats = np.where(made["y_train"] == 3, 2, made["y_train"])
-    npz("cifar10", **{**made, "y_train": no_cats})
+    data = arrays(10, shape=(32, 32, 3))
+    no_cats = np.where(data["y_train"] == 3, 2, data["y_train"])
+    npz("cifar10", **{**data, "y_train": no_cats})
     with pytest.raises(FlashbackError, match="task 2 has no training images of class 'cat'; add some"):
         load_benchmark("split-cifar10", data=tmp_path)
-    npz("cifar10", **{**made, "y_test": made["y_test"] % 4})
+    npz("cifar10", **{**data, "y_test": data["y_test"] % 4})
     with pytest.raises(FlashbackError, match="task 3 has no test images; add some or give other sizes"):
         load_benchmark("split-cifar10", data=tmp_path)
 
@@ -105,9 +105,9 @@ def test_names_and_sizes_that_are_wrong(tmp_path: Path, npz: Callable) -> None:
 def test_a_path_is_looked_for_in_the_data_folder_too(
     tmp_path: Path, npz: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, expected = npz(), load_benchmark(npz(), sizes=[6])
+    path, expected = npz(), load_benchmark(npz(), sizes=[6])
     (tmp_path / "data" / "sub").mkdir(parents=True)
-    made.rename(tmp_path / "data" / "sub" / "made.npz")
+    path.rename(tmp_path / "data" / "sub" / "made.npz")
     monkeypatch.chdir(tmp_path)
     for name, folder in (("sub/made.npz", "data"), ("made.npz", "data/sub"), ("/gone/made.npz", "data/sub")):
         loaded = load_benchmark(name, data=folder, sizes=[6])
@@ -184,10 +184,10 @@ def test_a_zip_directory_that_claims_another_size_is_refused(npz: Callable, comp
         load_benchmark(str(path), sizes=[6])
 
 
-@pytest.mark.parametrize("kept", [0, 10, 100, 1000, -1, -30])
-def test_a_truncated_npz_is_refused(npz: Callable, kept: int) -> None:
+@pytest.mark.parametrize("length", [0, 10, 100, 1000, -1, -30])
+def test_a_truncated_npz_is_refused(npz: Callable, length: int) -> None:
     path = npz()
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(
         FlashbackError, match=r"cannot read .*made.npz: the file is damaged, truncated or of another kind"
     ):

@@ -31,18 +31,18 @@ def records(x: np.ndarray, *labels: np.ndarray) -> bytes:
     return np.concatenate([*(label.astype(np.uint8)[:, None] for label in labels), pixels], 1).tobytes()
 
 
-def cifar10_members(made: dict[str, np.ndarray]) -> dict[str, bytes]:
+def cifar10_members(data: dict[str, np.ndarray]) -> dict[str, bytes]:
     members = {"../evil.txt": b"never written", "cifar-10-batches-bin/batches.meta.txt": b"names"}
-    for number, rows in enumerate(np.array_split(np.arange(len(made["y_train"])), 5), 1):
-        members[f"cifar-10-batches-bin/data_batch_{number}.bin"] = records(made["x_train"][rows], made["y_train"][rows])
-    members["cifar-10-batches-bin/test_batch.bin"] = records(made["x_test"], made["y_test"])
+    for number, rows in enumerate(np.array_split(np.arange(len(data["y_train"])), 5), 1):
+        members[f"cifar-10-batches-bin/data_batch_{number}.bin"] = records(data["x_train"][rows], data["y_train"][rows])
+    members["cifar-10-batches-bin/test_batch.bin"] = records(data["x_test"], data["y_test"])
     return members
 
 
-def cifar100_members(made: dict[str, np.ndarray]) -> dict[str, bytes]:
-    coarse = {part: made[f"y_{part}"] // 5 + 100 for part in ("train", "test")}  # out of range if it were used
+def cifar100_members(data: dict[str, np.ndarray]) -> dict[str, bytes]:
+    coarse = {part: data[f"y_{part}"] // 5 + 100 for part in ("train", "test")}  # out of range if it were used
     return {
-        f"cifar-100-binary/{part}.bin": records(made[f"x_{part}"], coarse[part], made[f"y_{part}"])
+        f"cifar-100-binary/{part}.bin": records(data[f"x_{part}"], coarse[part], data[f"y_{part}"])
         for part in ("train", "test")
     }
 
@@ -53,12 +53,12 @@ def cifar100_members(made: dict[str, np.ndarray]) -> dict[str, bytes]:
 def test_binary_archives_and_npz_give_the_same(
     tmp_path: Path, npz: Callable, tar: Callable, arrays: Callable, dataset: str, classes: int, members: Callable
 ) -> None:
-    made = arrays(classes, shape=(32, 32, 3))
-    made["x_train"][..., 5:, 5:, :] = np.random.default_rng(1).integers(0, 256, (27, 27, 3))
-    archive = tar(f"cifar-{classes}-binary.tar.gz", members(made))
+    data = arrays(classes, shape=(32, 32, 3))
+    data["x_train"][..., 5:, 5:, :] = np.random.default_rng(1).integers(0, 256, (27, 27, 3))
+    archive = tar(f"cifar-{classes}-binary.tar.gz", members(data))
     from_archive = load_benchmark(f"split-{dataset}", data=tmp_path, order=4, download=False)
     archive.unlink()
-    npz(dataset, **made)
+    npz(dataset, **data)
     from_npz = load_benchmark(f"split-{dataset}", data=tmp_path, order=4, download=False)
     assert from_archive.checksum == from_npz.checksum
     assert from_archive.class_names == from_npz.class_names
@@ -70,8 +70,8 @@ def test_binary_archives_and_npz_give_the_same(
 
 
 def test_the_checksum_is_sha256_of_the_arrays(npz: Callable, arrays: Callable) -> None:
-    made = arrays(6)
-    raw = b"".join(made[key].tobytes() for key in ("x_train", "y_train", "x_test", "y_test"))
+    data = arrays(6)
+    raw = b"".join(data[key].tobytes() for key in ("x_train", "y_train", "x_test", "y_test"))
     assert load_benchmark(str(npz()), sizes=[6]).checksum == hashlib.sha256(raw).hexdigest()
 
 
@@ -247,19 +247,19 @@ def test_files_that_are_left_out_are_told_once(folder: Path) -> None:
         (folder / "train" / "cat" / name).write_text("something")
     (folder / "val" / "cat" / "more").mkdir()
     kinds = r"\(\.heic: 2, \.txt: 7, folders: 1, no ending: 1\)"
-    told = rf"^11 of 23 files in .*pictures are ignored {kinds}; images are \.png"
-    with pytest.warns(UserWarning, match=told) as said:
+    message = rf"^11 of 23 files in .*pictures are ignored {kinds}; images are \.png"
+    with pytest.warns(UserWarning, match=message) as record:
         first, _ = (load_benchmark(str(folder), sizes=[3]) for _ in range(2))
     assert len(first.tasks[0].train) == 9
-    assert len(said) == 1
+    assert len(record) == 1
 
 
 def test_a_class_without_test_images_is_named_once(folder: Path) -> None:
     for path in (folder / "val" / "cat").iterdir():
         path.unlink()
-    with pytest.warns(UserWarning, match=r"^task 1 has no test images of 'cat', so") as said:
+    with pytest.warns(UserWarning, match=r"^task 1 has no test images of 'cat', so") as record:
         _ = [load_benchmark(str(folder), sizes=[3]) for _ in range(2)]
-    assert sum("no test images" in str(each.message) for each in said) == 1
+    assert sum("no test images" in str(each.message) for each in record) == 1
 
 
 def test_so_is_one_of_an_array() -> None:
@@ -306,8 +306,8 @@ def write_imagenet(root: Path, image: Callable, count: int, filled: list[int]) -
 @pytest.mark.parametrize("place", ["imagenet", "."])
 @pytest.mark.parametrize("count", [100, 1000])
 def test_imagenet100_takes_its_classes_by_rule(tmp_path: Path, image: Callable, count: int, place: str) -> None:
-    chosen = list(range(100)) if count == 100 else imagenet100_classes()
-    first_ten = [chosen[label] for label in (68, 56, 78, 8, 23, 84, 90, 65, 74, 76)]
+    classes = list(range(100)) if count == 100 else imagenet100_classes()
+    first_ten = [classes[label] for label in (68, 56, 78, 8, 23, 84, 90, 65, 74, 76)]
     write_imagenet(tmp_path / place, image, count, first_ten)
     benchmark = load_benchmark("imagenet100-b0-10", data=tmp_path, tasks=1)
     assert benchmark.image_shape == (3, 256, 256)
@@ -330,19 +330,19 @@ def test_imagenet100_with_wrong_folders_is_refused(tmp_path: Path, image: Callab
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A web server of a folder."""
-    served = tmp_path / "served"
-    served.mkdir()
+    folder = tmp_path / "served"
+    folder.mkdir()
 
     class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *given: object) -> None:
-            super().__init__(*given, directory=str(served))
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(folder))
 
-        def log_message(self, *given: object) -> None:
+        def log_message(self, *arguments: object) -> None:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{web.server_port}", served
+        yield f"http://127.0.0.1:{web.server_port}", folder
         web.shutdown()
 
 
@@ -350,15 +350,15 @@ def test_archives_are_fetched_and_their_checksum_verified(
     tmp_path: Path, server: tuple[str, Path], tar: Callable, arrays: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    address, served = server
-    made = arrays(10, shape=(32, 32, 3))
-    archive = tar("cifar-10-binary.tar.gz", cifar10_members(made)).rename(served / "cifar-10-binary.tar.gz")
+    address, folder = server
+    content = arrays(10, shape=(32, 32, 3))
+    archive = tar("cifar-10-binary.tar.gz", cifar10_members(content)).rename(folder / "cifar-10-binary.tar.gz")
     official = BENCHMARKS["split-cifar10"].dataset
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
     dataset = dataclasses.replace(official, url=f"{address}/{archive.name}", md5=md5)
     data = tmp_path / "data"
     source = load_dataset(dataset, data, download=True)
-    assert (source.train.labels == made["y_train"]).all()
+    assert (source.train.labels == content["y_train"]).all()
     assert (data / archive.name).read_bytes() == archive.read_bytes()
     for changes, reason in (({"md5": official.md5}, "hash"), ({"url": f"{address}/none"}, "HTTPError")):
         wrong = dataclasses.replace(dataset, **changes)
@@ -386,7 +386,7 @@ def test_missing_data_are_named(tmp_path: Path, name: str, files: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "there", "said"),
+    ("name", "there", "expected"),
     [
         ("split-cifar100", "cifar-100-python", True),
         ("split-cifar10", "cifar-10-python.tar.gz", True),
@@ -395,11 +395,11 @@ def test_missing_data_are_named(tmp_path: Path, name: str, files: str) -> None:
         ("split-tinyimagenet", "cifar-100-python", False),
     ],
 )
-def test_a_pickled_copy_is_seen_and_not_used(tmp_path: Path, name: str, there: str, said: bool) -> None:
+def test_a_pickled_copy_is_seen_and_not_used(tmp_path: Path, name: str, there: str, expected: bool) -> None:
     (tmp_path / there).touch()
     with pytest.raises(FlashbackError) as error:
         load_benchmark(name, data=tmp_path, download=False)
-    assert (f"{there} is there, but pickled" in str(error.value)) is said
+    assert (f"{there} is there, but pickled" in str(error.value)) is expected
 
 
 def write_names_that_are_no_utf8(root: bytes) -> None:

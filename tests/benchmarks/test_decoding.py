@@ -68,7 +68,7 @@ def test_any_order_split_and_sizes_share_one_copy(pictures: Path, monkeypatch: p
     assert len(first) == 2 * CLASSES
     pixels = CLASSES * (TRAIN + TEST) * 3 * 5 * 5
     assert pixels < sum(first.values()) <= pixels + 2 * CLASSES * (128 + 8)  # header, and version with checksum
-    monkeypatch.setattr(image_files.DecodedClass, "write", lambda *given: pytest.fail("decoded again"))
+    monkeypatch.setattr(image_files.DecodedClass, "write", lambda *arguments: pytest.fail("decoded again"))
     for split in SPLITS[1:]:
         load_benchmark(pictures, **split)
         assert cached(pictures) == first
@@ -201,7 +201,7 @@ def test_a_lock_that_is_no_file_is_refused(pictures: Path, make: Callable[[Path]
 
 
 def test_a_file_system_without_locks(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: object) -> None:
+    def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(image_files.fcntl, "flock", refuse)

@@ -202,11 +202,11 @@ def test_batches_keep_the_order_and_leave_no_image_out(tmp_path: Path, batch: in
 
 
 def test_no_more_than_two_batches_are_read_ahead(tmp_path: Path) -> None:
-    taken: list[int] = []
+    numbers: list[int] = []
 
     def image(number: int) -> ListedImage:
         def read_one(shape: tuple[int, int, int]) -> np.ndarray:
-            taken.append(number)
+            numbers.append(number)
             return np.zeros(shape, np.uint8)
 
         return ListedImage(str(number), None, read_one)
@@ -214,7 +214,7 @@ def test_no_more_than_two_batches_are_read_ahead(tmp_path: Path) -> None:
     batches = read_batches([image(number) for number in range(100)], SHAPE, 5, {})
     next(batches)
     batches.close()  # type: ignore[attr-defined]
-    assert len(taken) <= 10
+    assert len(numbers) <= 10
 
 
 @pytest.mark.parametrize("size", [(12, 12), (90, 70)])  # stored as they are, and as squares of 256

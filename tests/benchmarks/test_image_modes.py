@@ -122,8 +122,8 @@ def test_an_image_of_any_size_is_cut_to_the_proportions_and_resized(
 ) -> None:
     channels, height, width = shape
     picture = Image.fromarray(pixels(size[1], size[0]))
-    kept = (min(size[0], size[1] * width / height), min(size[1], size[0] * height / width))
-    box = tuple((whole + sign * part) / 2 for sign in (-1, 1) for whole, part in zip(size, kept, strict=True))
+    area = (min(size[0], size[1] * width / height), min(size[1], size[0] * height / width))
+    box = tuple((whole + sign * part) / 2 for sign in (-1, 1) for whole, part in zip(size, area, strict=True))
     expected = picture.convert("L" if channels == 1 else "RGB").resize((width, height), Image.BILINEAR, box=box)
     content = decode_image(encoded(picture, "PNG"), shape)
     assert content.shape == shape

@@ -86,7 +86,7 @@ def trace(images: Images, arrays: dict[str, np.ndarray]) -> list[tuple[int, int]
 def test_labels_are_positions_in_the_order(
     npz: Callable, arrays: Callable, shape: tuple, order: str | int | list
 ) -> None:
-    made = arrays(6, shape=shape)
+    data = arrays(6, shape=shape)
     benchmark = load_benchmark(str(npz(shape=shape)), sizes=[3, 1, 2], order=order)
     assert benchmark.image_shape == ((1, 4, 5) if shape != (4, 5, 3) else (3, 4, 5))
     assert (benchmark.name, benchmark.dataset, benchmark.classes) == ("made", "made", 6)
@@ -97,7 +97,7 @@ def test_labels_are_positions_in_the_order(
         for part, images in (("train", task.train), ("test", task.test)):
             assert (images.x.dtype, images.y.dtype) == (torch.uint8, torch.int64)
             assert set(images.y.tolist()) == set(classes)
-            traced = trace(images, made)
+            traced = trace(images, data)
             assert [benchmark.order[y] for y in images.y.tolist()] == [label for _, label in traced]
             rows[part] += [row for row, _ in traced]
     assert sorted(rows["train"]) == list(range(36))
@@ -105,19 +105,21 @@ def test_labels_are_positions_in_the_order(
 
 
 def test_validation_images_are_cut_per_class_from_the_training_set(npz: Callable, arrays: Callable) -> None:
-    made, path = arrays(6), str(npz())
+    data, path = arrays(6), str(npz())
     benchmark = load_benchmark(path, sizes=[3, 3], validation=0.34, seed=1)
-    train = [traced for task in benchmark.tasks for traced in trace(task.train, made)]
-    held = [traced for task in benchmark.tasks for traced in trace(task.test, made)]
-    assert sorted(row for row, _ in train + held) == list(range(36)), "disjoint, complete, and nothing of the test set"
-    assert Counter(label for _, label in held) == dict.fromkeys(range(6), 2)
+    train = [traced for task in benchmark.tasks for traced in trace(task.train, data)]
+    validation = [traced for task in benchmark.tasks for traced in trace(task.test, data)]
+    assert sorted(row for row, _ in train + validation) == list(range(36)), (
+        "disjoint, complete, and nothing of the test set"
+    )
+    assert Counter(label for _, label in validation) == dict.fromkeys(range(6), 2)
 
     def held_out(**options: object) -> set[tuple[int, int]]:
         again = load_benchmark(path, sizes=[3, 3], validation=0.34, **options)
-        return {traced for task in again.tasks for traced in trace(task.test, made)}
+        return {traced for task in again.tasks for traced in trace(task.test, data)}
 
-    assert held_out(seed=1) == held_out(seed=1, order=5) == set(held)
-    assert held_out(seed=2) != set(held)
+    assert held_out(seed=1) == held_out(seed=1, order=5) == set(validation)
+    assert held_out(seed=2) != set(validation)
 
 
 @pytest.mark.parametrize("validation", [-0.1, 1.0, 1.5])

@@ -40,10 +40,10 @@ def test_identity_and_explicit_orders() -> None:
 def test_the_seed_of_a_run_draws_the_order_of_that_number(seed: int, npz: Callable[..., Path]) -> None:
     assert class_order("seed", 30, seed) == class_order(seed, 30) != class_order("seed", 30, seed + 1)
     path = npz()
-    drawn = load_benchmark(path, sizes=[2, 4], order="seed", seed=seed)
+    benchmark = load_benchmark(path, sizes=[2, 4], order="seed", seed=seed)
     same = load_benchmark(path, sizes=[2, 4], order=seed, seed=seed + 1)
-    assert drawn.order == same.order
-    assert drawn.tasks[1].train.x.equal(same.tasks[1].train.x)
+    assert benchmark.order == same.order
+    assert benchmark.tasks[1].train.x.equal(same.tasks[1].train.x)
     assert load_benchmark(path, sizes=[2, 4], order="identity", seed=seed).order == tuple(range(6))
 
 

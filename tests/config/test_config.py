@@ -175,9 +175,9 @@ def test_yaml_oddities_mean_what_they_seem_to_mean() -> None:
     first_schedule: ~ # nothing: as the others
     milestones: []
     """
-    made = build(TrainingConfig, read_yaml(text, "here"))
-    assert made == TrainingConfig(lr=0.001, weight_decay=0.0, schedule="none", first_schedule=None, milestones=())
-    assert isinstance(made.weight_decay, float)
+    value = build(TrainingConfig, read_yaml(text, "here"))
+    assert value == TrainingConfig(lr=0.001, weight_decay=0.0, schedule="none", first_schedule=None, milestones=())
+    assert isinstance(value.weight_decay, float)
 
 
 def test_null_may_stand_for_the_choice_none() -> None:
@@ -189,9 +189,9 @@ def test_null_may_stand_for_the_choice_none() -> None:
 
 @pytest.mark.parametrize("order", ["1993", 1993, (3, 1, 2), "identity", None])
 def test_an_order_keeps_its_type(order: Any) -> None:
-    made = build(BenchmarkConfig, {"order": order}).order
-    assert made == order
-    assert type(made) is type(order)
+    value = build(BenchmarkConfig, {"order": order}).order
+    assert value == order
+    assert type(value) is type(order)
 
 
 def run_configs() -> st.SearchStrategy[RunConfig]:

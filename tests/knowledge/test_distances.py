@@ -54,6 +54,6 @@ def test_squared_error(pair: tuple[Tensor, Tensor], counted: list[bool] | None) 
         sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / 4
         for one, other in zip(pair[0].tolist(), pair[1].tolist(), strict=True)
     ]
-    kept = [row for k, row in enumerate(rows) if counted is None or counted[k]]
+    rows_with_target = [row for k, row in enumerate(rows) if counted is None or counted[k]]
     mask = None if counted is None else torch.tensor(counted)
-    assert float(squared_error(*pair, mask)) == pytest.approx(sum(kept) / max(1, len(kept)))
+    assert float(squared_error(*pair, mask)) == pytest.approx(sum(rows_with_target) / max(1, len(rows_with_target)))

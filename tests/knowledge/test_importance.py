@@ -77,12 +77,12 @@ def test_equals_a_loop_over_images(estimator: str) -> None:
 def test_a_softmax_of_some_columns_leaves_the_others_alone(estimator: str) -> None:
     torch.manual_seed(0)
     x, y = made_data()
-    chosen, net = range(1, COLUMNS - 1), moved_statistics(DoubleNet(), x)
-    y = chosen.start + y % len(chosen)
-    fast = fisher_diagonal(net, x, y, unchanged, estimator, slice(chosen.start, chosen.stop))
-    torch.testing.assert_close(fast, slow_fisher(net, x, y, estimator, chosen), rtol=1e-10, atol=1e-14)
+    columns, net = range(1, COLUMNS - 1), moved_statistics(DoubleNet(), x)
+    y = columns.start + y % len(columns)
+    fast = fisher_diagonal(net, x, y, unchanged, estimator, slice(columns.start, columns.stop))
+    torch.testing.assert_close(fast, slow_fisher(net, x, y, estimator, columns), rtol=1e-10, atol=1e-14)
     bias = fast[-COLUMNS:]
-    assert [bool(value) for value in bias] == [column in chosen for column in range(COLUMNS)]
+    assert [bool(value) for value in bias] == [column in columns for column in range(COLUMNS)]
 
 
 def test_exact_is_the_expectation_of_the_squared_score() -> None:

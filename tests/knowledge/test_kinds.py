@@ -84,9 +84,9 @@ def test_the_slope_of_the_quadratic_form() -> None:
 
 @pytest.fixture
 def memory() -> Memory:
-    made = Memory(6, (1, 2, 2))
-    made.append(torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 1, 2, 2), torch.arange(4))
-    return made
+    store = Memory(6, (1, 2, 2))
+    store.append(torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 1, 2, 2), torch.arange(4))
+    return store
 
 
 def respond(raw: Tensor) -> Tensor:
@@ -115,8 +115,8 @@ def test_only_images_that_are_still_there_count(memory: Memory, columns: slice) 
         float((responses[row, columns] - knowledge.targets[slot, columns]).square().mean())
         for row, slot in ((1, 0), (3, 2), (4, 3))
     ]
-    found = knowledge.distance(responses, slots, memory, columns)
-    assert float(found) == pytest.approx(sum(expected) / 3)
+    result = knowledge.distance(responses, slots, memory, columns)
+    assert float(result) == pytest.approx(sum(expected) / 3)
 
 
 def test_without_targets_the_distance_is_zero_and_has_no_pull(memory: Memory) -> None:

@@ -75,16 +75,16 @@ def test_reservoir_equals_the_sequential_rule(capacity: int, batches: list[int],
 
 def test_reservoir_keeps_every_sample_with_equal_probability() -> None:
     capacity, n, trials, random = 5, 20, 600, generator(1)
-    kept = torch.zeros(n)
+    counts = torch.zeros(n)
     for _ in range(trials):
         memory = Memory(capacity, SHAPE)
         for start in range(0, n, 10):
             batch = samples(start, 10)
             memory.reservoir(batch["images"], batch["labels"], random)
-        kept[memory.labels[:capacity]] += 1
+        counts[memory.labels[:capacity]] += 1
     probability = capacity / n
     spread = math.sqrt(probability * (1 - probability) / trials)
-    assert (kept / trials - probability).abs().max() < 4.5 * spread
+    assert (counts / trials - probability).abs().max() < 4.5 * spread
 
 
 def test_of_several_writers_to_one_slot_the_last_wins() -> None:

@@ -118,9 +118,9 @@ def test_of_negative_forgetting_there_is_no_ratio(learned: float) -> None:
 
 
 def test_what_sums_leave_of_zero_is_no_gain() -> None:
-    kept = [[0.3, None, None], [0.3, 0.1, None], [0.1 + 0.2, 0.1, 50.0]]
-    assert -1e-15 < forgetting(kept) < 0
-    assert stability_plasticity_ratio(kept) == 0
+    matrix = [[0.3, None, None], [0.3, 0.1, None], [0.1 + 0.2, 0.1, 50.0]]
+    assert -1e-15 < forgetting(matrix) < 0
+    assert stability_plasticity_ratio(matrix) == 0
 
 
 def test_summary_has_every_metric() -> None:

@@ -49,28 +49,28 @@ def test_the_height_agrees_with_a_dense_walk_along_the_line() -> None:
 
 def test_the_gap_is_the_mean_height_over_what_both_reach() -> None:
     host = curve((10, 50), (30, 30))
-    found = gap(host, curve((20, 44), (50, 14)))
-    assert found is not None
-    assert (found.low, found.high) == (20, 30)
-    assert found.height == pytest.approx(4)  # 44 against 40, 34 against 30
-    assert found.area == pytest.approx(40)
+    difference = gap(host, curve((20, 44), (50, 14)))
+    assert difference is not None
+    assert (difference.low, difference.high) == (20, 30)
+    assert difference.height == pytest.approx(4)  # 44 against 40, 34 against 30
+    assert difference.area == pytest.approx(40)
     back = gap(curve((20, 44), (50, 14)), host)
     assert back is not None
     assert back.height == pytest.approx(-4)
 
 
 def test_left_of_both_peaks_nothing_is_compared() -> None:
-    found = gap(curve((0, 5), (20, 50), (30, 30)), curve((0, 5), (10, 50), (40, 20)))
-    assert found is not None
-    assert (found.low, found.high) == (10, 30)
+    difference = gap(curve((0, 5), (20, 50), (30, 30)), curve((0, 5), (10, 50), (40, 20)))
+    assert difference is not None
+    assert (difference.low, difference.high) == (10, 30)
     one = gap(curve((0, 5), (20, 50)), curve((0, 5), (22, 53)))  # one point is best on both
     assert one == pytest.approx((3, 0, 20, 20))
 
 
 def test_the_gap_of_bent_curves_is_their_area() -> None:
-    found = gap(curve((0, 10), (10, 0)), curve((0, 10), (5, 10), (10, 0)))
-    assert found is not None
-    assert found.area == pytest.approx(25, rel=1e-4)
+    difference = gap(curve((0, 10), (10, 0)), curve((0, 10), (5, 10), (10, 0)))
+    assert difference is not None
+    assert difference.area == pytest.approx(25, rel=1e-4)
 
 
 def test_curves_that_reach_nothing_in_common_have_no_gap() -> None:

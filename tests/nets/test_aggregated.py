@@ -45,8 +45,8 @@ def test_at_first_it_answers_as_the_network_it_was_made_of(name: str) -> None:
     backbone = moved(build_backbone(name, SHAPE)).eval()
     net, x = AggregatedBackbone(backbone).eval(), images(dtype=torch.float32)
     assert torch.equal(net(x), backbone(x))
-    for mixed, own in zip(net.stage_maps(x), backbone.stage_maps(x), strict=True):
-        assert torch.equal(mixed, own)
+    for mixed, plain in zip(net.stage_maps(x), backbone.stage_maps(x), strict=True):
+        assert torch.equal(mixed, plain)
     assert net.mix.tolist() == [0.5] * LEVELS.get(name, len(backbone.levels()))
     assert (net.width, net.supports_joint_forward) == (backbone.width, backbone.supports_joint_forward)
 
@@ -141,8 +141,8 @@ def test_a_copy_is_of_both_networks_and_the_weights() -> None:
     moved(net, seed=3)
     assert torch.equal(frozen(images()), before)
     assert not torch.equal(net(images()), before)
-    own = {id(weight) for weight in frozen.parameters()}
-    assert {id(weight) for pair in frozen.module.pairs for level in pair for weight in level.parameters()} == own
+    weights = {id(weight) for weight in frozen.parameters()}
+    assert {id(weight) for pair in frozen.module.pairs for level in pair for weight in level.parameters()} == weights
 
 
 def test_no_tensor_has_two_names() -> None:
@@ -159,8 +159,8 @@ def test_batches_go_through_together() -> None:
     other = copy.deepcopy(one)
     x, y = images(4), images(6) + 1
     apart, joint = (one(x), one(y)), joint_forward(other, [x, y])
-    for expected, found in zip(apart, joint, strict=True):
-        torch.testing.assert_close(found.logits, expected.logits)
+    for expected, actual in zip(apart, joint, strict=True):
+        torch.testing.assert_close(actual.logits, expected.logits)
     for key, value in one.state_dict().items():
         torch.testing.assert_close(other.state_dict()[key], value, rtol=1e-9, atol=1e-12)
 

@@ -155,8 +155,8 @@ def test_levels_one_after_another_give_the_stage_maps(name):
     for level, expected in zip(net.levels(), maps, strict=True):
         x = level(x)
         assert torch.equal(x, expected)
-    own = {parameter for level in net.levels() for parameter in level.parameters()}
-    assert own == set(net.parameters())
+    parameters = {parameter for level in net.levels() for parameter in level.parameters()}
+    assert parameters == set(net.parameters())
 
 
 SLOW_HOSTS = [pytest.param(name, marks=pytest.mark.slow) for name in ("podnet", "lucir-aanets")]
@@ -205,10 +205,10 @@ def test_cnn6_drops_at_random_while_it_trains():
     net = build_backbone("cnn6", SMALL)
     assert [module.p for module in net.modules() if isinstance(module, nn.Dropout)] == [0.25, 0.25, 0.25, 0.5]
     x = torch.rand(64, *SMALL)
-    kept = net.eval()(x) > 0
+    active = net.eval()(x) > 0
     torch.manual_seed(3)
     first = net.train()(x)
-    assert 0.4 < (first[kept] > 0).float().mean() < 0.6  # half of the units, and few that others wake or silence
+    assert 0.4 < (first[active] > 0).float().mean() < 0.6  # half of the units, and few that others wake or silence
     assert not torch.equal(net(x), first)
     torch.manual_seed(3)
     assert torch.equal(net(x), first)
@@ -332,7 +332,7 @@ class Narrow(Own):
 
 
 @pytest.mark.parametrize(
-    ("maker", "said"),
+    ("maker", "message"),
     [
         (lambda shape: nn.Linear(2, 3), "is a Linear; let its class inherit from flashback.Backbone"),
         (lambda shape: None, "is a NoneType; let its class inherit from flashback.Backbone"),
@@ -344,9 +344,9 @@ class Narrow(Own):
         (Pair, "returns tuple for two images; it must return features [2, 4]"),
     ],
 )
-def test_what_is_no_backbone_is_refused(maker, said):
+def test_what_is_no_backbone_is_refused(maker, message):
     NETS.register("own")(maker)
-    with pytest.raises(FlashbackError, match=f"^the net 'own' {re.escape(said)}") as caught:
+    with pytest.raises(FlashbackError, match=f"^the net 'own' {re.escape(message)}") as caught:
         build_backbone("own", (1, 8, 8))
     assert "\n" not in str(caught.value)
 

@@ -171,6 +171,6 @@ def test_dropping_acts_on_each_token_of_an_image() -> None:
     layer.drop_path.p = 0.5
     layer.train()
     torch.manual_seed(0)
-    kept = (layer(tokens, patches) == tokens).all(dim=2).double()  # neither half added anything
-    assert kept.mean().item() == pytest.approx(0.25, abs=0.06)
-    assert kept.prod(dim=1).mean().item() == pytest.approx(0.25**2, abs=0.04)  # the two tokens drop independently
+    mask = (layer(tokens, patches) == tokens).all(dim=2).double()  # neither half added anything
+    assert mask.mean().item() == pytest.approx(0.25, abs=0.06)
+    assert mask.prod(dim=1).mean().item() == pytest.approx(0.25**2, abs=0.04)  # the two tokens drop independently

@@ -23,10 +23,10 @@ from flashback.nets.small import SmallCNN
 @pytest.fixture
 def net():
     torch.manual_seed(0)
-    made = Net(build_backbone("smallcnn", (1, 8, 8)), LinearHead(64, 3))
+    network = Net(build_backbone("smallcnn", (1, 8, 8)), LinearHead(64, 3))
     with torch.no_grad():
-        made(torch.randn(16, 1, 8, 8) * 3 + 1)  # running statistics away from their start
-    return made
+        network(torch.randn(16, 1, 8, 8) * 3 + 1)  # running statistics away from their start
+    return network
 
 
 @pytest.fixture
@@ -176,9 +176,9 @@ def test_the_statistics_of_frozen_norm_layers_stand_still(frozen, still):
         before = state(one)
         for _ in range(2):
             one(torch.randn(8, 1, 6, 6) * 3 + 1)
-        moved = {name.rpartition(".")[0] for name, value in state(one).items() if not torch.equal(value, before[name])}
+        names = {name.rpartition(".")[0] for name, value in state(one).items() if not torch.equal(value, before[name])}
         everything = {f"backbone.blocks.{block}.{layer}" for block in (0, 1) for layer in (1, 2)}
-        assert moved == everything - {f"backbone.{name}" for name in still}
+        assert names == everything - {f"backbone.{name}" for name in still}
 
 
 def test_a_backbone_without_parameters_has_nothing_frozen():

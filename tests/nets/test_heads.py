@@ -15,11 +15,11 @@ from flashback.nets.heads import BiasCorrectedNet, CosineHead, CosineNet, ProxyN
 
 def test_linear_head_starts_as_pytorch_does():
     torch.manual_seed(3)
-    ours = LinearHead(6, 4)
+    head = LinearHead(6, 4)
     torch.manual_seed(3)
-    theirs = nn.Linear(6, 4)
-    assert torch.equal(ours.weight, theirs.weight)
-    assert torch.equal(ours.bias, theirs.bias)
+    linear = nn.Linear(6, 4)
+    assert torch.equal(head.weight, linear.weight)
+    assert torch.equal(head.bias, linear.bias)
 
 
 def test_cosine_head():
@@ -32,9 +32,9 @@ def test_cosine_head():
     with torch.no_grad():
         head.sigma.fill_(3)
     torch.testing.assert_close(head(features), 3 * expected)
-    own = head(head.weight * 100)  # every class vector is nearest to itself, at the bound
-    assert own.abs().max() <= 3 + 1e-5
-    torch.testing.assert_close(own.diagonal(), torch.full((5,), 3.0))
+    output = head(head.weight * 100)  # every class vector is nearest to itself, at the bound
+    assert output.abs().max() <= 3 + 1e-5
+    torch.testing.assert_close(output.diagonal(), torch.full((5,), 3.0))
 
 
 def test_cosine_head_initialisation():

@@ -66,16 +66,16 @@ def test_answers_statistics_and_gradients_are_those_of_separate_passes(name: str
     other = copy.deepcopy(net)
     tracked, untracked = batches(*SIZES), batches(*UNTRACKED)
     answers, expected = joint_forward(net, tracked, untracked), one_by_one(other, tracked, untracked)
-    for answer, wanted in zip(answers, expected, strict=True):
-        torch.testing.assert_close(answer.features, wanted.features, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(answer.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+    for answer, answer_apart in zip(answers, expected, strict=True):
+        torch.testing.assert_close(answer.features, answer_apart.features, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(answer.logits, answer_apart.logits, rtol=1e-4, atol=1e-4)
     for key, value in other.state_dict().items():
         torch.testing.assert_close(net.state_dict()[key], value, rtol=1e-4, atol=1e-5, msg=key)
     weighted_sum(answers).backward()
     weighted_sum(expected).backward()
-    for (key, value), mine in zip(other.named_parameters(), net.parameters(), strict=True):
+    for (key, value), gradient in zip(other.named_parameters(), net.parameters(), strict=True):
         scale = value.grad.abs().max()
-        torch.testing.assert_close(mine.grad / scale, value.grad / scale, rtol=1e-3, atol=1e-4, msg=key)
+        torch.testing.assert_close(gradient.grad / scale, value.grad / scale, rtol=1e-3, atol=1e-4, msg=key)
 
 
 def test_one_pass_where_batch_norm_is_ours_and_several_where_it_is_not() -> None:

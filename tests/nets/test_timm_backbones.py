@@ -52,7 +52,7 @@ class Maps(nn.Module):
 @pytest.fixture
 def timm(monkeypatch, tmp_path):
     """A package with three models; the weights of 'patches' can be downloaded, and are in the cache by `cache`."""
-    made = []
+    created_models = []
     models = {"patches": Patches, "maps": Maps, "maps_last": lambda channels: Maps(channels, last=True)}
 
     def create_model(name, num_classes, in_chans, pretrained=False, pretrained_cfg_overlay=None):
@@ -61,7 +61,7 @@ def timm(monkeypatch, tmp_path):
         if pretrained_cfg_overlay:
             model.load_state_dict(pretrained_cfg_overlay["state_dict"], strict=False)  # as timm does without a head
             model.pretrained_cfg = {**model.pretrained_cfg, **pretrained_cfg_overlay}
-        made.append((name, pretrained, bool(pretrained_cfg_overlay)))
+        created_models.append((name, pretrained, bool(pretrained_cfg_overlay)))
         return model
 
     def get_pretrained_cfg(name):
@@ -72,7 +72,7 @@ def timm(monkeypatch, tmp_path):
     module.get_pretrained_cfg = get_pretrained_cfg
     monkeypatch.setitem(sys.modules, "timm", module)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    return made
+    return created_models
 
 
 @pytest.fixture
@@ -197,8 +197,8 @@ def test_a_host_with_pretrained_weights_shows_them_such_images(timm, cache):
         host = fb.build_host("finetune", benchmark, net=net, device="cpu")
         seen[net] = host.views.plain(images)
     unit = images / 255
-    own = torch.tensor(benchmark.mean).view(1, 3, 1, 1), torch.tensor(benchmark.std).view(1, 3, 1, 1)
-    torch.testing.assert_close(seen["timm:patches"], (unit - own[0]) / own[1])
+    statistics = torch.tensor(benchmark.mean).view(1, 3, 1, 1), torch.tensor(benchmark.std).view(1, 3, 1, 1)
+    torch.testing.assert_close(seen["timm:patches"], (unit - statistics[0]) / statistics[1])
     mean, std = torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1), torch.tensor([0.2, 0.3, 0.4]).view(1, 3, 1, 1)
     torch.testing.assert_close(seen["timm:patches:pretrained"], (unit - mean) / std)
 

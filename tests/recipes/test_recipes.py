@@ -82,14 +82,14 @@ def test_recipe_says_what_matters(recipe):
     if recipe.kind == "improved":  # on top of the controlled one, which says it
         assert find_recipe(recipe.host, recipe.benchmark, "controlled")
         return
-    wanted = {"host.net", "training.epochs", "training.batch_size", "training.lr", "training.schedule"}
+    required = {"host.net", "training.epochs", "training.batch_size", "training.lr", "training.schedule"}
     if HOSTS[recipe.host].family == "frozen":
-        wanted = {"host.net"}  # it is not trained
+        required = {"host.net"}  # it is not trained
     if HOSTS[recipe.host].has_knowledge:
-        wanted |= {"flashback.epochs", "flashback.alpha"}
+        required |= {"flashback.epochs", "flashback.alpha"}
     else:
         assert not any(key.startswith("flashback.") for key in recipe.sources)
-    assert wanted <= set(recipe.settings)
+    assert required <= set(recipe.settings)
     if hasattr(HOSTS[recipe.host].Settings, "memory_size"):
         assert {"host.memory_size", "host.memory_per_class"} & set(recipe.settings)
 
@@ -151,14 +151,14 @@ PUBLISHED_DIFFERENCES = {
 
 
 def test_published_arms_differ_as_the_scripts_do():
-    found = {}
+    result = {}
     for recipe in list_recipes():
         if recipe.kind == "as-published":
             one, other = (flat(to_dict(arm)) for arm in both_arms(recipe))
             different = {key: (one[key], other[key]) for key in one if one[key] != other[key]}
             assert different.pop("flashback.enabled") == (False, True)
-            found[recipe.host, recipe.benchmark] = different
-    assert found == PUBLISHED_DIFFERENCES
+            result[recipe.host, recipe.benchmark] = different
+    assert result == PUBLISHED_DIFFERENCES
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_recipe_that_does_not_exist():
 
 def test_a_size_of_the_memory_in_all_takes_the_place_of_one_by_class() -> None:
     assert configure("icarl", "cifar100-b50-10").host.memory_per_class == 20
-    own = configure("icarl", "cifar100-b50-10", settings={"host.memory_size": 500}).host
-    assert (own.memory_size, own.memory_per_class) == (500, None)
+    config = configure("icarl", "cifar100-b50-10", settings={"host.memory_size": 500}).host
+    assert (config.memory_size, config.memory_per_class) == (500, None)
     with pytest.raises(FlashbackError, match="exclude each other"):
         configure("icarl", settings={"host.memory_size": 500, "host.memory_per_class": 20})

@@ -33,7 +33,7 @@ recipes:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Recipe]:
+def shipped_recipes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Recipe]:
     (tmp_path / "made.yaml").write_text(TEXT)
     recipes = catalogue.read_recipe_file(tmp_path / "made.yaml")
     for module in (catalogue, resolving):
@@ -41,8 +41,8 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Recipe]:
     return recipes
 
 
-def test_a_file_gives_recipes_with_values_and_sources(made: list[Recipe]) -> None:
-    controlled, published = made
+def test_a_file_gives_recipes_with_values_and_sources(shipped_recipes: list[Recipe]) -> None:
+    controlled, published = shipped_recipes
     assert (controlled.host, controlled.benchmark, controlled.kind) == ("icarl", "made", "controlled")
     assert controlled.settings == {"training.epochs": 50, "training.lr": "2e-1", "host.memory_size": 500}
     assert controlled.sources == {
@@ -55,7 +55,7 @@ def test_a_file_gives_recipes_with_values_and_sources(made: list[Recipe]) -> Non
     assert published.values(flashback=True) == {"training.epochs": 70, "training.lr": 0.3}
 
 
-def test_the_user_wins_over_the_recipe_and_the_recipe_over_defaults(made: list[Recipe]) -> None:
+def test_the_user_wins_over_the_recipe_and_the_recipe_over_defaults(shipped_recipes: list[Recipe]) -> None:
     config = configure("icarl", "made", settings={"host.memory_size": 70, "training.batch_size": 7})
     assert (config.training.epochs, config.training.lr) == (50, 0.2)
     assert (config.host.memory_size, config.training.batch_size) == (70, 7)  # type: ignore[attr-defined]
@@ -64,14 +64,14 @@ def test_the_user_wins_over_the_recipe_and_the_recipe_over_defaults(made: list[R
 
 
 @pytest.mark.parametrize(("flashback", "epochs"), [(False, 50), (True, 70)])
-def test_published_arms_may_differ(made: list[Recipe], flashback: bool, epochs: int) -> None:
+def test_published_arms_may_differ(shipped_recipes: list[Recipe], flashback: bool, epochs: int) -> None:
     config = configure("icarl", "made", flashback=flashback, recipe="as-published")
     assert config.training.epochs == epochs
     assert config.flashback.enabled is flashback
     assert config.recipe == "as-published"
 
 
-def test_both_arms_of_a_controlled_recipe_share_everything_else(made: list[Recipe]) -> None:
+def test_both_arms_of_a_controlled_recipe_share_everything_else(shipped_recipes: list[Recipe]) -> None:
     host, with_flashback = (configure("icarl", "made", flashback=flashback) for flashback in (False, True))
     assert (host.host, host.training, host.benchmark) == (
         with_flashback.host,
@@ -80,22 +80,24 @@ def test_both_arms_of_a_controlled_recipe_share_everything_else(made: list[Recip
     )
 
 
-def test_without_a_recipe_the_defaults_stand(made: list[Recipe]) -> None:
+def test_without_a_recipe_the_defaults_stand(shipped_recipes: list[Recipe]) -> None:
     assert configure("icarl", "unheard-of").training == TrainingConfig()
     assert configure("icarl", "unheard-of", seed=7).seed == 7
 
 
-def test_a_record_says_that_the_defaults_stood(made: list[Recipe]) -> None:
+def test_a_record_says_that_the_defaults_stood(shipped_recipes: list[Recipe]) -> None:
     assert configure("icarl", "unheard-of").recipe == "defaults"
-    asked = configure("icarl", "made", recipe="defaults")
-    assert (asked.recipe, asked.training) == ("defaults", TrainingConfig())
+    config = configure("icarl", "made", recipe="defaults")
+    assert (config.recipe, config.training) == ("defaults", TrainingConfig())
     earlier = to_dict(configure("icarl", "unheard-of")) | {"recipe": "controlled"}  # as older records have it
     assert resolved(earlier)["recipe"] == "defaults"
     assert resolved(to_dict(configure("icarl", "made")))["recipe"] == "controlled"
 
 
 @pytest.mark.parametrize("kind", ["controlled", "defaults"])
-def test_an_unfinished_run_of_an_earlier_version_is_gone_on_with(made: list[Recipe], tmp_path: Path, kind: str) -> None:
+def test_an_unfinished_run_of_an_earlier_version_is_gone_on_with(
+    shipped_recipes: list[Recipe], tmp_path: Path, kind: str
+) -> None:
     now = to_dict(configure("icarl", "unheard-of"))
     RunFolder.open(tmp_path, now | {"recipe": "controlled"}, resolve=resolved)
     assert RunFolder.open(tmp_path, now | {"recipe": kind}, resolve=resolved).path == tmp_path
@@ -113,18 +115,18 @@ def test_an_unfinished_run_of_an_earlier_version_is_gone_on_with(made: list[Reci
         ({"settings": {"training.epochs": "3"}}, "training.epochs must be a whole number, not '3'"),
     ],
 )
-def test_what_cannot_be_configured_is_said(made: list[Recipe], call: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_be_configured_is_said(shipped_recipes: list[Recipe], call: dict[str, Any], sentence: str) -> None:
     with pytest.raises(FlashbackError) as caught:
         configure("icarl", "made", **call)
     assert re.fullmatch(sentence.replace("?", r"\?"), str(caught.value))
 
 
-def test_a_kind_that_is_elsewhere_is_pointed_to(made: list[Recipe]) -> None:
+def test_a_kind_that_is_elsewhere_is_pointed_to(shipped_recipes: list[Recipe]) -> None:
     with pytest.raises(FlashbackError, match=r"no as-published recipe for icarl on other; there is one for made$"):
         configure("icarl", "other", recipe="as-published")
 
 
-def test_a_recipe_file_of_the_user_goes_over_the_shipped_recipe(made: list[Recipe], tmp_path: Path) -> None:
+def test_a_recipe_file_of_the_user_goes_over_the_shipped_recipe(shipped_recipes: list[Recipe], tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("""
 host: icarl

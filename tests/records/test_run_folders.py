@@ -177,10 +177,10 @@ def test_the_configurations_of_all_hosts_go_through_the_folder(tmp_path: Path) -
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """The tiny benchmark's images as a file of arrays."""
-    made = tiny_benchmark((2, 2), per_class=6)
+    benchmark = tiny_benchmark((2, 2), per_class=6)
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
-        images = [getattr(task, part) for task in made.tasks]
+        images = [getattr(task, part) for task in benchmark.tasks]
         arrays[f"x_{part}"] = np.concatenate([i.x.permute(0, 2, 3, 1).numpy() for i in images])
         arrays[f"y_{part}"] = np.concatenate([i.y.numpy() for i in images])
     path = tmp_path / "tiny.npz"
@@ -189,8 +189,8 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def config_for(dataset: Path, **settings: Any) -> RunConfig:
-    own = {"benchmark.sizes": [2, 2], "host.memory_size": 8, **QUICK, **settings}
-    return configure("icarl", str(dataset), flashback=True, settings=own)
+    overrides = {"benchmark.sizes": [2, 2], "host.memory_size": 8, **QUICK, **settings}
+    return configure("icarl", str(dataset), flashback=True, settings=overrides)
 
 
 def test_a_run_leaves_a_record_that_starts_the_same_run_again(dataset: Path, tmp_path: Path) -> None:
@@ -282,10 +282,10 @@ def test_config_yaml_is_plain(dataset: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "used"), [("", "smallcnn"), pytest.param("resnet32", "resnet32", marks=pytest.mark.slow)]
+    ("setting", "used"), [("", "smallcnn"), pytest.param("resnet32", "resnet32", marks=pytest.mark.slow)]
 )
-def test_a_run_names_its_network_whoever_chose_it(given: str, used: str, tmp_path: Path) -> None:
-    settings = {"benchmark.tasks": 1, "training.epochs": 1, "training.batch_size": 200, "host.net": given}
+def test_a_run_names_its_network_whoever_chose_it(setting: str, used: str, tmp_path: Path) -> None:
+    settings = {"benchmark.tasks": 1, "training.epochs": 1, "training.batch_size": 200, "host.net": setting}
     flashback.run(configure("finetune", settings=settings), out=tmp_path / "run", device="cpu")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["net"] == used
 

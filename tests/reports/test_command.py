@@ -21,10 +21,12 @@ def test_a_report_is_written_beside_the_runs(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "config.yaml").write_text("seed: 0\n")
     assert call("report", tmp_path) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert said.out.startswith("4 finished runs on split-cifar100: 1 comparison.\nicarl: Average accuracy, class-incr")
-    assert "left out: half: not finished" in said.err
+    assert output.out.startswith(
+        "4 finished runs on split-cifar100: 1 comparison.\nicarl: Average accuracy, class-incr"
+    )
+    assert "left out: half: not finished" in output.err
 
 
 @pytest.mark.slow
@@ -76,8 +78,8 @@ def test_of_many_comparisons_the_terminal_says_how_they_came_out(
     assert first.removesuffix(".") in (tmp_path / "report.html").read_text(encoding="utf-8")
     write_comparison(tmp_path / "more", seeds=1, training__lr=20.0)
     assert call("report", tmp_path) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [*said[:3], said[-1]] == [
+    output = capsys.readouterr().out.splitlines()
+    assert [*output[:3], output[-1]] == [
         "84 finished runs on split-cifar100: 11 comparisons, 2 single arms.",
         "By average accuracy, class-incremental: 3 significantly better with flashback, "
         "2 significantly worse with flashback, 1 without a significant difference, 5 that allow no test. "
@@ -92,9 +94,9 @@ def test_several_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         matrices = {setting: made_matrix(3) for setting in SETTINGS}
         write_run(tmp_path / name / "run", made_config(name), matrices)
     assert call("report", tmp_path / "icarl", tmp_path / "lucir", "--out", tmp_path / "both.html") == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "2 finished runs on split-cifar100: 2 methods."
-    assert said[1].rstrip() == "Methods, class-incremental, best first"
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "2 finished runs on split-cifar100: 2 methods."
+    assert output[1].rstrip() == "Methods, class-incremental, best first"
 
 
 def test_methods_without_flashback_stand_in_a_table_with_their_means(
@@ -144,12 +146,12 @@ def test_runs_made_with_different_code_are_not_presented_as_a_comparison(
         write_run(tmp_path / str(arm), config, matrices, must_match={"code": code})
     assert call("report", tmp_path, "--format", "all") == 0
     out = capsys.readouterr().out
-    said = "of-my-own: its runs were made with different code (aaaaaaaa, bbbbbbbb), so they are not compared"
-    assert out.splitlines()[1].startswith(said)
+    message = "of-my-own: its runs were made with different code (aaaaaaaa, bbbbbbbb), so they are not compared"
+    assert out.splitlines()[1].startswith(message)
     assert "changes this by" not in out
     for form in ("html", "md", "tex"):
         text = (tmp_path / f"report.{form}").read_text(encoding="utf-8")
-        assert said in text
+        assert message in text
         assert "changes this by" not in text
 
 
@@ -176,10 +178,10 @@ def test_bad_input_is_one_line_and_code_2(
     if words != "there is no finished run":
         write_comparison(tmp_path / "runs", seeds=1)
     assert call("report", *arguments) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith("error: ")
-    assert words in said
-    assert "\n" not in said
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("error: ")
+    assert words in output
+    assert "\n" not in output
 
 
 def test_labels_and_references_are_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 def test_sections_are_there_where_there_is_something_to_show(page: Page, tmp_path: Path) -> None:
     def sections(page: Page) -> list[str]:
-        return [str(given["id"]) for tag, given in page.tags if tag == "section"]
+        return [str(attributes["id"]) for tag, attributes in page.tags if tag == "section"]
 
     assert sections(page) == ["answers", "results", "methods", "details", "similarity", "budget", "statistics", "runs"]
     matrices = {setting: made_matrix(2) for setting in SETTINGS}
@@ -95,9 +95,9 @@ def test_sections_are_there_where_there_is_something_to_show(page: Page, tmp_pat
 
 
 def test_ids_are_unique_and_links_lead_to_them(page: Page) -> None:
-    ids = [given["id"] for _, given in page.tags if "id" in given]
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    links = [str(given["href"])[1:] for tag, given in page.tags if tag == "a"]
+    links = [str(attributes["href"])[1:] for tag, attributes in page.tags if tag == "a"]
     assert links
     assert set(links) <= set(ids)
 
@@ -105,7 +105,7 @@ def test_ids_are_unique_and_links_lead_to_them(page: Page) -> None:
 def test_every_comparison_has_an_answer_and_a_strip_for_its_interval(page: Page) -> None:
     report_names = [row[2][0] for row in page.rows if row[0] == SETTINGS[0]]
     assert {"icarl", "xder"} <= set(report_names)
-    assert [given["data-strip"] for _, given in page.tags if "data-strip" in given] == ["0", "1"]
+    assert [attributes["data-strip"] for _, attributes in page.tags if "data-strip" in attributes] == ["0", "1"]
     assert page.says("broken: run.json") or page.says("broken: config.yaml")
 
 
@@ -166,7 +166,7 @@ def test_text_from_files_stays_text(tmp_path: Path) -> None:
     page = Page(text)
     assert [tag for tag, _ in page.tags].count("script") == 2
     assert [tag for tag, _ in page.tags].count("img") == 0
-    assert not any(name.startswith("on") for _, given in page.tags for name in given)
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert page.says(" ".join(f"{EVIL} on split-cifar100".split()))
     assert dict(map(lambda row: row[:2], page.data["pairings"][0]["config"]))["training.schedule"] == EVIL
     assert page.data["similarities"][0]["layers"] == [EVIL]
@@ -179,15 +179,19 @@ def test_the_page_asks_nobody_for_anything(page: Page, tmp_path: Path) -> None:
     assert "http://" not in text
     assert "https://" not in text
     assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|\bimport\(", text)
-    for _, given in page.tags:
-        assert given.get("src") is None
-        assert (given.get("href") or "#").startswith(("#", "data:"))
+    for _, attributes in page.tags:
+        assert attributes.get("src") is None
+        assert (attributes.get("href") or "#").startswith(("#", "data:"))
 
 
 def test_the_policy_of_the_page_allows_its_own_script_and_style_alone(page: Page, tmp_path: Path) -> None:
     write_comparison(tmp_path)
     text = html_page(read_report([tmp_path]))
-    policy = next(given["content"] for tag, given in page.tags if given.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        attributes["content"]
+        for tag, attributes in page.tags
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy is not None
     assert "default-src 'none'" in policy
     for kind, content in (
@@ -198,7 +202,7 @@ def test_the_policy_of_the_page_allows_its_own_script_and_style_alone(page: Page
         digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
     assert "unsafe" not in policy
-    assert not any("style" in given for _, given in page.tags)
+    assert not any("style" in attributes for _, attributes in page.tags)
 
 
 def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
@@ -236,8 +240,8 @@ def test_a_frontier_has_its_answers_its_points_and_a_chart(tmp_path: Path) -> No
     rows = [cells for group, _, cells in page.rows if group == "class_incremental" and cells[0] == "free-primary"]
     assert [cells[1] for cells in rows if len(cells) == 7] == ["3", "1", "0.3"]
     assert ("div", {"class": "plot", "data-draw": "frontier 0"}) in page.tags
-    (own, form) = json.loads(page.scripts[0])["frontiers"][0]["class_incremental"].values()
-    assert [point["weight"] for point in own["points"]] == [3, 1, 0.3]
+    (host_curve, form) = json.loads(page.scripts[0])["frontiers"][0]["class_incremental"].values()
+    assert [point["weight"] for point in host_curve["points"]] == [3, 1, 0.3]
     assert form["points"][0]["new"] == [pytest.approx(22.3), pytest.approx(0.3)]
     assert (form["outline"][0], form["outline"][-1]) == ([22.3, 79.7], [32.3, 69.7])
     markdown = write_report(read_report([tmp_path]), tmp_path / "report.md", "md")[0].read_text()

@@ -37,9 +37,9 @@ def test_every_chart_is_written_as_png_and_pdf(tmp_path: Path) -> None:
     plots = tmp_path / "plots"
     written = write_plots(read_report([tmp_path / "runs"]), plots)
     settings = ("class-incremental", "task-incremental")
-    own = [f"{kind}-{setting}" for kind in ("accuracy", "matrices", "balance") for setting in settings]
+    chart_names = [f"{kind}-{setting}" for kind in ("accuracy", "matrices", "balance") for setting in settings]
     names = [f"answers-{setting}" for setting in settings]
-    names += [f"icarl-on-split-cifar100/{name}" for name in (*own, "losses", "budget")]
+    names += [f"icarl-on-split-cifar100/{name}" for name in (*chart_names, "losses", "budget")]
     names += ["cka-icarl-seed-123/cka", "frontier-icarl-on-split-cifar100/frontier"]
     files = {path.relative_to(plots).as_posix() for path in written}
     assert files == {f"{name}.{suffix}" for name in names for suffix in ("png", "pdf")}
@@ -61,9 +61,9 @@ def test_all_methods_of_a_benchmark_are_in_one_chart(tmp_path: Path) -> None:
     figure = plot_methods(report, "split-cifar100", "class_incremental")
     assert figure is not None
     (axes,) = figure.axes
-    drawn = [line for line in axes.lines if len(line.get_xdata())]
-    assert len(drawn) == 6
-    for pairing, arms in zip(report.pairings, (drawn[:2], drawn[2:4], drawn[4:]), strict=True):
+    lines = [line for line in axes.lines if len(line.get_xdata())]
+    assert len(lines) == 6
+    for pairing, arms in zip(report.pairings, (lines[:2], lines[2:4], lines[4:]), strict=True):
         ends = [line.get_ydata()[-1] for line in arms]
         row = pairing.row("class_incremental")
         assert ends == pytest.approx([row.left.mean, row.right.mean])
@@ -106,8 +106,8 @@ def test_long_names_leave_room_for_the_charts_and_their_kind(tmp_path: Path) -> 
 
 
 def test_no_name_is_given_twice() -> None:
-    taken: set[str] = set()
-    assert [folder_name(text, taken) for text in ("a b", "A/B", "a-b", "…")] == ["a-b", "a-b-2", "a-b-3", "plots"]
+    names: set[str] = set()
+    assert [folder_name(text, names) for text in ("a b", "A/B", "a-b", "…")] == ["a-b", "a-b-2", "a-b-3", "plots"]
 
 
 def test_accuracy_is_drawn_against_the_one_number_that_was_varied(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_accuracy_is_drawn_against_the_one_number_that_was_varied(tmp_path: Path
     for arm, container in zip(("host", "flashback"), axes.containers, strict=True):
         x, y = container.lines[0].get_data()
         assert list(x) == [100, 400]
-        own = [method.sample(setting=SETTINGS[0]).mean for method in methods if method.arm == arm]
-        assert sorted(y) == pytest.approx(sorted(value for value in own if value is not None))
+        means = [method.sample(setting=SETTINGS[0]).mean for method in methods if method.arm == arm]
+        assert sorted(y) == pytest.approx(sorted(value for value in means if value is not None))
     write_comparison(tmp_path / "more", seeds=1, host__memory_size=200, training__lr=0.9)
     assert grids(read_report([tmp_path])) == {}
 
@@ -154,9 +154,9 @@ def test_confusion_is_drawn_where_it_is_recorded(tmp_path: Path) -> None:
 def test_a_frontier_marks_dominated_points_and_names_the_weights(tmp_path: Path) -> None:
     figure = plot_frontier(made_frontier())
     left, right = figure.axes
-    outline, own, _, _, form, *_ = left.lines
+    outline, host_line, _, _, form, *_ = left.lines
     assert (outline.get_xdata()[0], outline.get_xdata()[-1]) == pytest.approx((20.3, 30.3))
-    assert own.get_xdata().tolist() == pytest.approx([20.3, 25.3, 30.3])
+    assert host_line.get_xdata().tolist() == pytest.approx([20.3, 25.3, 30.3])
     assert form.get_ydata()[0] == pytest.approx(100 - 22.3 + 2)
     dominated = [line for line in left.lines if line.get_linestyle() == "None" and len(line.get_xdata())]
     assert [len(line.get_xdata()) for line in dominated] == [3]

@@ -54,7 +54,7 @@ def test_without_a_file_no_published_value_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "when", "shown"),
+    ("changes", "when", "expected"),
     [
         ({}, {"host.net": "resnet18"}, True),
         ({}, {"host.net": "resnet32"}, False),
@@ -69,11 +69,11 @@ def test_without_a_file_no_published_value_is_shown(tmp_path: Path) -> None:
     ],
 )
 def test_values_stand_beside_the_runs_they_are_about(
-    changes: dict[str, Any], when: dict[str, Any], shown: bool, tmp_path: Path
+    changes: dict[str, Any], when: dict[str, Any], expected: bool, tmp_path: Path
 ) -> None:
     write_comparison(tmp_path / "runs", seeds=1, **changes)
     report = read_report(tmp_path / "runs", references=write_references(tmp_path / "r.yaml", when=when))
-    assert bool(report.references_beside) == shown
+    assert bool(report.references_beside) == expected
 
 
 @pytest.mark.parametrize(

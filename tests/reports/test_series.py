@@ -106,9 +106,9 @@ def write_classes(folder: Path, seed: int, order: list[int], counts: list[list[f
 def test_confusion_is_averaged_by_class_in_percent_of_the_true_class(tmp_path: Path) -> None:
     write_classes(tmp_path, 0, [0, 1], [[8, 2], [5, 15]])
     write_classes(tmp_path, 1, [1, 0], [[10, 0], [4, 6]])  # the other order: bee is the first class
-    found = mean_confusion(read_runs(tmp_path).runs)
-    assert found is not None
-    names, matrix = found
+    result = mean_confusion(read_runs(tmp_path).runs)
+    assert result is not None
+    names, matrix = result
     assert names == ["ant", "bee"]
     assert matrix.tolist() == [[70, 30], [12.5, 87.5]]
 

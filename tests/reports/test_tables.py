@@ -92,8 +92,8 @@ def test_accuracy_by_class_is_listed_where_it_is_recorded(tmp_path: Path) -> Non
     write_run(tmp_path / "a", made_config(), matrices, confusion=[[8, 2], [5, 15]], **facts)
     write_run(tmp_path / "b", made_config("lucir"), matrices)
     report = read_report(tmp_path)
-    found = [(row["class"], row["images"], row["accuracy"]) for row in class_rows(report)]
-    assert found == [("bee", 10, 80.0), ("ant", 20, 75.0)]
+    result = [(row["class"], row["images"], row["accuracy"]) for row in class_rows(report)]
+    assert result == [("bee", 10, 80.0), ("ant", 20, 75.0)]
     (table,) = classes_table(report)
     assert table.columns == ("class", "icarl")
     assert table.rows[""] == [["bee", "80.00"], ["ant", "75.00"]]

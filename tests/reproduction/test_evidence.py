@@ -175,10 +175,10 @@ def test_the_falling_rate_gives_the_gain(evidence: Evidence) -> None:
 
 
 def test_tuning_chose_the_weights_on_the_page(evidence: Evidence) -> None:
-    for host, chosen in (("icarl", "0.01"), ("lwf-mc", "0.1"), ("lucir", "0.1")):
+    for host, best in (("icarl", "0.01"), ("lwf-mc", "0.1"), ("lucir", "0.1")):
         weights = ("0.001", "0.01", "0.1", "1.0")
         trials = {weight: evidence.mean(f"tuning/{host}/flashback.alpha={weight}/flashback") for weight in weights}
-        assert max(trials, key=trials.__getitem__) == chosen
+        assert max(trials, key=trials.__getitem__) == best
 
 
 def test_the_hosts_beside_published_values(evidence: Evidence) -> None:

@@ -105,7 +105,7 @@ def test_every_form_stands_beside_its_host_at_equal_epochs() -> None:
     forms = [(host, arm) for host, arm, choice in seeds if choice != "recipe"]
     assert sorted(forms) == [("der++", "host"), ("lucir", "flashback"), ("lwf-mc", "flashback"), ("oewc", "host")]
     assert [host for host, _, choice in seeds if choice == "recipe"] == ["lucir", "lwf-mc", "der++", "oewc"]
-    assert all(chosen == [123, 246, 369, 492, 615] for chosen in seeds.values())
+    assert all(seed_list == [123, 246, 369, 492, 615] for seed_list in seeds.values())
 
 
 def test_every_form_of_the_scan_suits_its_host() -> None:

@@ -176,12 +176,15 @@ def kept(where: str) -> Cells:
         if table["where"].split(",")[0] != where:
             continue
         for benchmark, hosts in table["cells"].items():
-            for host, given in hosts.items():
-                for cell in given if isinstance(given, list) else [given]:
+            for host, host_cells in hosts.items():
+                for cell in host_cells if isinstance(host_cells, list) else [host_cells]:
                     extra = varied(table["where"], cell.get("when", {}))
-                    own = [] if table["where"] in ("Table 6", "Table 7", "Table 5, ANCL") else extra
+                    extra_arms = [] if table["where"] in ("Table 6", "Table 7", "Table 5, ANCL") else extra
                     column, quoted = (benchmark, table["metric"]), cell.get("quoted")
-                    arms = [("host", [host, *own], bool(quoted)), ("flashback", [f"{host}+", *extra], quoted == "both")]
+                    arms = [
+                        ("host", [host, *extra_arms], bool(quoted)),
+                        ("flashback", [f"{host}+", *extra], quoted == "both"),
+                    ]
                     for place, (arm, label, star) in enumerate(arms):
                         if arm in cell:
                             cells[(*column, *label)] = f"{cell[arm]:.2f}{'*' * star}"

@@ -28,8 +28,8 @@ def test_a_form_above_the_curve_is_found_with_its_height() -> None:
 
 def test_every_point_has_its_height_above_the_hosts_curve() -> None:
     frontier = made_frontier(lifts={"better": 2.0})
-    own, better = frontier.points()["host alone"], frontier.points()["better"]
-    assert all(point.above is None for point in own)
+    host_curve, better = frontier.points()["host alone"], frontier.points()["better"]
+    assert all(point.above is None for point in host_curve)
     inner = better[1]
     assert inner.above is not None
     assert inner.above.difference == pytest.approx(2.0, abs=1e-6)
@@ -37,7 +37,7 @@ def test_every_point_has_its_height_above_the_hosts_curve() -> None:
     assert (inner.outside, better[-1].outside) == ([], [0, 1, 2])  # the form learns new tasks better than any weight
     assert better[-1].above is not None
     assert better[-1].above.difference is None
-    assert all(point.dominated for point in own)
+    assert all(point.dominated for point in host_curve)
     assert not any(point.dominated for point in better)
 
 

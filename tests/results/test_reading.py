@@ -156,11 +156,11 @@ def test_a_broken_record_is_left_out_with_the_reason(breakage: str, tmp_path: Pa
     write_run(tmp_path / "good", made_config(), MATRICES)
     bad = write_run(tmp_path / "bad", made_config(seed=1), MATRICES)
     spoil(bad)
-    found = read_runs(tmp_path)
-    assert [run.name for run in found.runs] == ["good"]
-    assert list(found.skipped) == ["bad"]
-    assert reason in found.skipped["bad"]
-    assert str(tmp_path) not in found.skipped["bad"]
+    result = read_runs(tmp_path)
+    assert [run.name for run in result.runs] == ["good"]
+    assert list(result.skipped) == ["bad"]
+    assert reason in result.skipped["bad"]
+    assert str(tmp_path) not in result.skipped["bad"]
     with pytest.raises(FlashbackError, match=f"{reason}.*; remove the folder"):
         read_finished(bad)
 
@@ -174,9 +174,9 @@ def test_folders_without_runs_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "tuned").mkdir()
     (tmp_path / "tuned" / "config.yaml").write_text("of: a study")
     (tmp_path / "tuned" / "study.db").write_text("")
-    found = read_runs(tmp_path)
-    assert len(found.runs) == 1
-    assert not found.skipped
+    result = read_runs(tmp_path)
+    assert len(result.runs) == 1
+    assert not result.skipped
 
 
 JUNK = st.sampled_from([None, -1, True, 1e300, "x", [], {}, [[]], {"a": 1}, [None], float("inf"), 10**400])
@@ -283,9 +283,9 @@ def test_similarities_are_read(tmp_path: Path) -> None:
 )
 def test_broken_similarities_are_left_out(content: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "cka.json").write_text(content)
-    found = read_runs(tmp_path)
-    assert not found.similarities
-    assert reason in next(iter(found.skipped.values()))
+    result = read_runs(tmp_path)
+    assert not result.similarities
+    assert reason in next(iter(result.skipped.values()))
 
 
 # ---------------------------------------------------------------- repetitions, spellings, labels
@@ -294,9 +294,9 @@ def test_broken_similarities_are_left_out(content: str, reason: str, tmp_path: P
 def test_a_run_made_twice_counts_once(tmp_path: Path) -> None:
     write_comparison(tmp_path / "a", seeds=2)
     write_run(tmp_path / "b", made_config(seed=1), MATRICES | {CI: made_matrix(4), TI: made_matrix(4)})
-    found = read_runs(tmp_path)
-    assert found.skipped == {"b": "repeats a/host/seed-1: the same configuration and seed"}
-    assert len(found.runs) == 4
+    result = read_runs(tmp_path)
+    assert result.skipped == {"b": "repeats a/host/seed-1: the same configuration and seed"}
+    assert len(result.runs) == 4
 
 
 def test_a_file_is_one_benchmark_however_its_path_is_written(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ class Situation:
 
     def gradient(self, *names: str) -> Tensor:
         """The gradient of some terms, by default of all of them: that of phase 2."""
-        chosen = [self.terms[name] for name in names or self.terms]
-        return gradient(sum(chosen[1:], start=chosen[0]), self.parameters)
+        terms = [self.terms[name] for name in names or self.terms]
+        return gradient(sum(terms[1:], start=terms[0]), self.parameters)
 
     def host_gradient(self) -> Tensor:
         """Of everything that the host alone would descend."""

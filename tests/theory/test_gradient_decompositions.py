@@ -40,9 +40,9 @@ def test_theorem_1_as_printed_on_one_support(name: str) -> None:
     """For binary cross-entropy the sigmoids take the place of the outputs."""
     now, p, p_s, p_p = binary(name)
     seen = slice(0, now.host.task.seen.stop)
-    wanted = torch.zeros_like(p)
-    wanted[:, seen] = (p - interpolation(p_s, p_p, STABLE))[:, seen] / p[:, seen].numel()
-    pull = (STABLE + ALPHA) * now.pulled_back(now.step.output.logits, wanted)
+    expected = torch.zeros_like(p)
+    expected[:, seen] = (p - interpolation(p_s, p_p, STABLE))[:, seen] / p[:, seen].numel()
+    pull = (STABLE + ALPHA) * now.pulled_back(now.step.output.logits, expected)
     assert_equal_gradients(now.both_distances(Support(columns=seen), STABLE, ALPHA), pull)
 
 
@@ -71,8 +71,8 @@ def test_theorem_1_column_by_column_on_the_own_supports(name: str) -> None:
 def test_theorem_1_without_an_interpolation_between_disjoint_supports(name: str) -> None:
     """On the own supports of the host the printed form does not hold: no column has both anchors."""
     now, p, p_s, p_p = binary(name)
-    wanted = (p - interpolation(p_s, p_p, 1.0)) / p.numel()
-    printed = now.rest_gradient() + (1.0 + ALPHA) * now.pulled_back(now.step.output.logits, wanted)
+    expected = (p - interpolation(p_s, p_p, 1.0)) / p.numel()
+    printed = now.rest_gradient() + (1.0 + ALPHA) * now.pulled_back(now.step.output.logits, expected)
     assert not torch.allclose(now.gradient(), printed, rtol=1e-3)
 
 
@@ -86,8 +86,8 @@ def test_theorem_1_for_the_cosine_distance(name: str, settings: dict[str, float]
     unit_s, unit_p = (F.normalize(model(now.x).features, dim=1) for model in (now.host.stable, now.plastic))
     alpha_s = now.host.stability_support().weight
     alpha_p = ALPHA * now.host.plasticity_support().weight
-    wanted = (unit.detach() - interpolation(unit_s, unit_p, alpha_s, alpha_p)) / len(unit)
-    pull = (alpha_s + alpha_p) * now.pulled_back(unit, wanted)
+    expected = (unit.detach() - interpolation(unit_s, unit_p, alpha_s, alpha_p)) / len(unit)
+    pull = (alpha_s + alpha_p) * now.pulled_back(unit, expected)
     assert_equal_gradients(now.gradient(), now.rest_gradient() + pull)
     half = 0.5 * (unit - unit_s).square().sum(dim=1).mean()
     torch.testing.assert_close(now.terms["stability"], alpha_s * half, rtol=1e-9, atol=0)
@@ -113,13 +113,15 @@ def test_theorem_2_where_images_of_the_memory_were_replaced() -> None:
     """A slot with another image has no plastic target any more: only the others are pulled, and are the mean."""
     now = in_phase_2("der", host__minibatch=12)
     memory, (output, slots) = now.host.memory, now.host.replayed(now.step)
-    gone = slots[::3]
-    memory.write(gone, images=memory.images[gone].flip(0), labels=memory.labels[gone])
+    overwritten_slots = slots[::3]
+    memory.write(
+        overwritten_slots, images=memory.images[overwritten_slots].flip(0), labels=memory.labels[overwritten_slots]
+    )
     terms, f = now.stage.losses(now.step), output.logits
-    there = (~torch.isin(slots, gone)).double()[:, None]
+    there = (~torch.isin(slots, overwritten_slots)).double()[:, None]
     assert 0 < there.sum() < len(there)
-    wanted = 2 * there * (f.detach() - now.plastic.targets[slots]) / (there.sum() * f.shape[1])
-    assert_equal_gradients(gradient(terms["plasticity"], now.parameters), ALPHA * now.pulled_back(f, wanted))
+    expected = 2 * there * (f.detach() - now.plastic.targets[slots]) / (there.sum() * f.shape[1])
+    assert_equal_gradients(gradient(terms["plasticity"], now.parameters), ALPHA * now.pulled_back(f, expected))
 
 
 def test_theorem_2_on_the_memory_of_icarl() -> None:
@@ -133,12 +135,12 @@ def test_theorem_2_on_the_memory_of_icarl() -> None:
     support = Support(columns=seen, samples="memory", weight=STABLE)
     is_stored = slots >= 0
     assert 0 < is_stored.sum() < len(slots)
-    wanted = torch.zeros_like(f)
+    expected = torch.zeros_like(f)
     for row in torch.nonzero(is_stored).flatten().tolist():
         target = interpolation(stable.targets[slots[row]], now.plastic.targets[slots[row]], STABLE)
-        wanted[row, seen] = 2 * (f[row].detach() - target)[seen] / (int(is_stored.sum()) * seen.stop)
+        expected[row, seen] = 2 * (f[row].detach() - target)[seen] / (int(is_stored.sum()) * seen.stop)
     stability = gradient(host.weighted_distance(now.step, stable, support), now.parameters)
-    pull = (STABLE + ALPHA) * now.pulled_back(f, wanted)
+    pull = (STABLE + ALPHA) * now.pulled_back(f, expected)
     assert_equal_gradients(stability + now.gradient("plasticity"), pull)
 
 
@@ -149,11 +151,11 @@ def test_theorem_2_without_a_stability_distance() -> None:
     is_stored = slots >= 0
     assert "stability" not in now.terms
     assert 0 < is_stored.sum() < len(slots)
-    wanted = torch.zeros_like(f)
+    expected = torch.zeros_like(f)
     for row in torch.nonzero(is_stored).flatten().tolist():
         difference = f[row].detach() - now.plastic.targets[slots[row]]
-        wanted[row, :seen] = 2 * difference[:seen] / (int(is_stored.sum()) * seen)
-    assert_equal_gradients(now.gradient(), now.host_gradient() + ALPHA * now.pulled_back(f, wanted))
+        expected[row, :seen] = 2 * difference[:seen] / (int(is_stored.sum()) * seen)
+    assert_equal_gradients(now.gradient(), now.host_gradient() + ALPHA * now.pulled_back(f, expected))
 
 
 @pytest.mark.parametrize("name", ["er", "agem"])
@@ -163,8 +165,8 @@ def test_theorem_2_on_draws_without_a_stability_distance(name: str) -> None:
     output, slots = now.host.replayed(now.step)
     f = output.logits
     assert "stability" not in now.terms
-    wanted = 2 * (f.detach() - now.plastic.targets[slots]) / f.numel()
-    assert_equal_gradients(now.gradient(), now.host_gradient() + ALPHA * now.pulled_back(f, wanted))
+    expected = 2 * (f.detach() - now.plastic.targets[slots]) / f.numel()
+    assert_equal_gradients(now.gradient(), now.host_gradient() + ALPHA * now.pulled_back(f, expected))
 
 
 # ---------------------------------------------------------------- Theorem 3: parameter regularisation
@@ -218,11 +220,11 @@ def test_theorem_3_for_afec() -> None:
     """As for EWC; the empty network, trained in the same steps, and the pull towards it are part of the rest."""
     now = in_phase_2("afec", host__empty_strength=3.0)
     host, present = now.host, flat(now.host.net.parameters()).detach()
-    own = len(present)  # the parameters of the network come first, those of the empty one are pulled by no anchor
+    size = len(present)  # the parameters of the network come first, those of the empty one are pulled by no anchor
     stability = host.settings.strength * host.stable[0].importance * (present - host.stable[0].values)
     plasticity = ALPHA * now.plastic.importance * (present - now.plastic.values)
     pull = torch.zeros_like(theta(now))
-    pull[:own] = stability + plasticity
+    pull[:size] = stability + plasticity
     assert_equal_gradients(now.gradient(), now.rest_gradient() + pull)
     expanded, backbone = host.expanded, flat(host.net.backbone.parameters()).detach()
     expected = 3.0 * expanded.importance * (backbone - expanded.values)
@@ -262,9 +264,9 @@ def test_theorem_4_as_printed_on_one_support(name: str, tau: float) -> None:
     f, f_s, f_p = answers(now)
     old = now.host.task.old
     soft = softened(now, old)
-    wanted = torch.zeros_like(f)
-    wanted[:, old] = (soft(f) - interpolation(soft(f_s), soft(f_p), STABLE)) / len(f)
-    pull = (STABLE + ALPHA) / tau * now.pulled_back(f, wanted)
+    expected = torch.zeros_like(f)
+    expected[:, old] = (soft(f) - interpolation(soft(f_s), soft(f_p), STABLE)) / len(f)
+    pull = (STABLE + ALPHA) / tau * now.pulled_back(f, expected)
     assert_equal_gradients(now.both_distances(Support(columns=old), STABLE, ALPHA), pull)
 
 

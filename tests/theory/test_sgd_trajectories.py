@@ -67,11 +67,11 @@ class Penalised:
         return gamma_s * self.now.host.stable.values + gamma_p * self.now.plastic.values
 
     def closed_form(self, start: Tensor, steps: int, as_printed: bool = False) -> Tensor:
-        kept = 1 - sum(self.gammas())
-        memory = [kept ** (steps - 1 - j) for j in range(steps)]
+        share = 1 - sum(self.gammas())
+        memory = [share ** (steps - 1 - j) for j in range(steps)]
         learned = sum(factor * task for factor, task in zip(memory, self.task_gradients, strict=True))
         pulled = sum(factor * self.anchor() ** (j if as_printed else 1) for j, factor in enumerate(memory))
-        return kept**steps * start - RATE * learned + pulled
+        return share**steps * start - RATE * learned + pulled
 
 
 def penalised(with_plasticity: bool, task: str) -> Penalised:
@@ -119,8 +119,8 @@ def test_a_constant_task_gradient_gives_a_geometric_series() -> None:
     start, steps = run.theta(), 9
     run.descend(steps)
     gamma = sum(run.gammas())
-    kept = (1 - gamma) ** steps
-    end = kept * start + (1 - kept) * (run.anchor() - RATE * run.constant) / gamma
+    factor = (1 - gamma) ** steps
+    end = factor * start + (1 - factor) * (run.anchor() - RATE * run.constant) / gamma
     torch.testing.assert_close(run.theta(), end, rtol=1e-10, atol=1e-12)
 
 
@@ -137,5 +137,5 @@ def test_without_a_task_the_limit_is_the_interpolation(with_plasticity: bool) ->
         torch.testing.assert_close(limit, stable)
     else:
         share = (run.theta() - stable) / (plastic - stable)
-        moved = (plastic - stable).abs() > 1e-3
-        torch.testing.assert_close(share[moved], (gamma_p / (gamma_s + gamma_p))[moved], rtol=1e-4, atol=1e-4)
+        differs = (plastic - stable).abs() > 1e-3
+        torch.testing.assert_close(share[differs], (gamma_p / (gamma_s + gamma_p))[differs], rtol=1e-4, atol=1e-4)
