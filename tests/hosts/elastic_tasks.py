@@ -12,8 +12,8 @@ from flashback.knowledge import ImportantParameters, flat
 
 def step_of(host: Host, size: int = 6) -> Step:
     images = host.task.train
-    chosen = torch.arange(0, len(images), len(images) // size)[:size]
-    raw, y = images.x[chosen], images.y[chosen]
+    rows = torch.arange(0, len(images), len(images) // size)[:size]
+    raw, y = images.x[rows], images.y[rows]
     return host.forward(Batch(host.views.plain(raw), y, raw, torch.full_like(y, -1)))
 
 

@@ -27,11 +27,11 @@ def in_later_task(
     flashback: bool = False,
     benchmark: Benchmark | None = None,
     small: Mapping[str, Any] = SMALL,
-    **own: Any,
+    **settings: Any,
 ) -> Any:
     """A method that has learned some tasks and begun so many stages of the next one."""
     benchmark = benchmark or tiny_benchmark()
-    method = (quick_flashback if flashback else quick_host)(name, benchmark, **{**small, **own})
+    method = (quick_flashback if flashback else quick_host)(name, benchmark, **{**small, **settings})
     trainer = Trainer(method, benchmark)
     for earlier in benchmark.tasks[:task]:
         trainer.run_task(earlier)
@@ -100,8 +100,8 @@ def slow_cross_entropy(logits: Tensor, labels: Sequence[int], columns: int) -> f
 def slow_distillation(student: Tensor, teacher: Tensor, columns: int, temperature: float) -> float:
     """- sum p_T log q_T over the first columns alone, averaged over the samples."""
     total = 0.0
-    for mine, other in zip(student.tolist(), teacher.tolist(), strict=True):
-        p, q = ([math.exp(value / temperature) for value in row[:columns]] for row in (other, mine))
+    for first, other in zip(student.tolist(), teacher.tolist(), strict=True):
+        p, q = ([math.exp(value / temperature) for value in row[:columns]] for row in (other, first))
         total -= sum(a / sum(p) * math.log(b / sum(q)) for a, b in zip(p, q, strict=True))
     return total / len(student)
 

@@ -74,8 +74,8 @@ def test_the_first_task_is_that_of_the_host_bit_for_bit(name: str) -> None:
     runs = [in_later_task(host, stages=0) for host in (name, name.removesuffix("-aanets"))]
     states = [state_of(run.host) for run in runs]
     assert same(*states)
-    own, plain = (run.trainer.history for run in runs)
-    assert own.matrices == plain.matrices
+    combined, plain = (run.trainer.history for run in runs)
+    assert combined.matrices == plain.matrices
     assert not isinstance(runs[0].host.net.backbone, AggregatedBackbone)
 
 
@@ -96,11 +96,11 @@ def test_both_networks_start_as_that_of_the_first_task(name: str) -> None:
 @BOTH
 def test_losses_begin_as_those_of_the_host(name: str) -> None:
     """At the start of the second task, in evaluation mode, where all three networks are the same."""
-    own, plain = (in_later_task(host) for host in (name, name.removesuffix("-aanets")))
-    stream = own.host.stages()[0].stream()
-    batch = Batch(own.host.views.plain(stream.images), stream.labels, stream.images, stream.slots)
+    combined, plain = (in_later_task(host) for host in (name, name.removesuffix("-aanets")))
+    stream = combined.host.stages()[0].stream()
+    batch = Batch(combined.host.views.plain(stream.images), stream.labels, stream.images, stream.slots)
     terms = []
-    for run in (own, plain):
+    for run in (combined, plain):
         run.host.eval()
         terms.append(run.host.losses(run.host.forward(batch)))
     assert terms[0].keys() == terms[1].keys() >= {"task", "stability"}
@@ -158,12 +158,12 @@ def test_a_pass_over_the_balanced_set_descends_on_its_cross_entropy(name: str, m
 
     @torch.no_grad()
     def loss(weights: Tensor) -> float:
-        kept = mix.clone()
+        rest = mix.clone()
         mix.copy_(weights)
         host.net.eval()
         logits = host.net(x).logits
         host.net.train()
-        mix.copy_(kept)
+        mix.copy_(rest)
         return slow_cross_entropy(logits, balanced.labels.tolist(), seen)
 
     expected, small = mix.clone(), 1e-7  # where a ReLU turns between both ends the difference is off by as much

@@ -44,8 +44,8 @@ def move(host: Host, seed: int) -> None:
 
 def batch_of(host: Host, size: int = 6) -> Batch:
     images = host.task.train
-    chosen = torch.arange(0, len(images), len(images) // size)[:size]
-    raw, y = images.x[chosen], images.y[chosen]
+    rows = torch.arange(0, len(images), len(images) // size)[:size]
+    raw, y = images.x[rows], images.y[rows]
     return Batch(host.views.plain(raw), y, raw, torch.full_like(y, -1))
 
 
@@ -77,8 +77,8 @@ def test_every_term_against_a_slow_reference(loss: str) -> None:
         for knowledge in (host.stable[0], host.stable[1], host.expanded):
             knowledge.importance.copy_(torch.rand_like(knowledge.importance))
     batch = batch_of(host)
-    said, empty_said = (Output(torch.zeros(0), 3 * torch.randn(6, 7, dtype=torch.float64)) for _ in range(2))
-    terms = stage.losses(TwinStep(batch, said, empty_said))
+    outputs, empty_outputs = (Output(torch.zeros(0), 3 * torch.randn(6, 7, dtype=torch.float64)) for _ in range(2))
+    terms = stage.losses(TwinStep(batch, outputs, empty_outputs))
     assert list(terms) == ["task", "stability", "expansion", "convergence"]
 
     parameters = dict(host.net.named_parameters())
@@ -97,14 +97,16 @@ def test_every_term_against_a_slow_reference(loss: str) -> None:
         y, new = batch.y.tolist(), host.task.new
         if loss != "bce_current":
             first = 0 if loss == "ce_all" else new.start
-            own = logits if loss == "ce_all" else logits[:, new]
-            return sum(-row.log_softmax(0)[label - first].item() for row, label in zip(own, y, strict=True)) / len(y)
+            new_logits = logits if loss == "ce_all" else logits[:, new]
+            return sum(
+                -row.log_softmax(0)[label - first].item() for row, label in zip(new_logits, y, strict=True)
+            ) / len(y)
         p = logits.sigmoid()[:, new]
         hit = [p[i, k] if new.start + k == label else 1 - p[i, k] for i, label in enumerate(y) for k in range(2)]
         return sum(-value.log().item() for value in hit) / len(hit)
 
-    assert terms["task"].item() == pytest.approx(slow_loss(said.logits), rel=1e-9)
-    assert terms["expansion"].item() == pytest.approx(slow_loss(empty_said.logits), rel=1e-9)
+    assert terms["task"].item() == pytest.approx(slow_loss(outputs.logits), rel=1e-9)
+    assert terms["expansion"].item() == pytest.approx(slow_loss(empty_outputs.logits), rel=1e-9)
 
 
 def test_each_network_descends_on_its_own_terms() -> None:
@@ -144,8 +146,8 @@ def test_the_anchor_is_the_empty_network_as_it_is_before_an_epoch(estimator: Any
         train = host.task.train
         whole = fisher_diagonal(host.empty, train.x, train.y, host.views.plain, estimator)
         expected = by_name(host, whole, list(empty))
-        found = by_name(host, host.expanded.importance, names)
-        assert all(torch.equal(found[name], expected[name]) for name in names)
+        importance = by_name(host, host.expanded.importance, names)
+        assert all(torch.equal(importance[name], expected[name]) for name in names)
         assert host.expanded.importance.any()
 
 
@@ -174,8 +176,8 @@ def test_the_empty_network_learns_each_task_freely_and_is_never_reset() -> None:
             after.append(weights(host.empty))
         return after
 
-    free, held = run(0.0, 0.0), run(2.0, 2.0)
-    assert all(same(one, other) for one, other in zip(free, held, strict=True))
+    free, penalised = run(0.0, 0.0), run(2.0, 2.0)
+    assert all(same(one, other) for one, other in zip(free, penalised, strict=True))
     assert not same(free[0], free[1])
 
 
@@ -197,14 +199,14 @@ def test_the_empty_network_is_one_epoch_ahead() -> None:
     trainer.run_task(host.benchmark.tasks[0])
     host.enter(host.benchmark.tasks[1])
     host.train()
-    for stage, moved in zip(host.stages(), ({"empty"}, {"net", "empty"}), strict=True):
+    for stage, networks in zip(host.stages(), ({"empty"}, {"net", "empty"}), strict=True):
         trainer.allocate(stage)
         stage.begin()
         stage.before_epoch(0)
         before = {name: weights(getattr(host, name)) for name in ("net", "empty")}
         stream = stage.stream()
         TrainingStep(host, stage, stream, "fp32")(torch.arange(8))
-        assert {name for name in before if not same(before[name], weights(getattr(host, name)))} == moved
+        assert {name for name in before if not same(before[name], weights(getattr(host, name)))} == networks
 
 
 def test_real_steps_pull_the_network_towards_the_empty_one() -> None:
@@ -229,8 +231,8 @@ def test_without_its_strength_it_is_ewc_bit_for_bit(flashback: bool, loss: str) 
     build: Any = quick_flashback if flashback else quick_host
     common = {"host__loss": loss, "host__strength": 3.0, "training__momentum": 0.9, "flashback__alpha": 1.0}
 
-    def run(name: str, **own: Any) -> tuple[list[list[float]], dict[str, Tensor]]:
-        method = build(name, **common, **own)
+    def run(name: str, **settings: Any) -> tuple[list[list[float]], dict[str, Tensor]]:
+        method = build(name, **common, **settings)
         matrix = Trainer(method, method.host.benchmark).run()["task_incremental"]["matrix"]
         state = method.host.state_dict()
         return matrix, {name: state[name].clone() for name in state if name.startswith(("net.", "stable."))}

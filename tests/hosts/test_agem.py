@@ -91,10 +91,10 @@ def steps_of(host: Any, count: int = 8) -> Watched:
 def test_updates_are_projected_in_real_steps(opposed: bool) -> None:
     host = in_later_task("agem", **SMALL).host
     if not opposed:  # as if the task were an old one
-        chosen = torch.arange(0, 36, 2)
-        host.memory.write(torch.arange(18), host.task.train.x[chosen], host.task.train.y[chosen])
-    found = steps_of(host, count=2)
-    for gradient, projected, reference in zip(found.before, found.after, found.reference, strict=True):
+        rows = torch.arange(0, 36, 2)
+        host.memory.write(torch.arange(18), host.task.train.x[rows], host.task.train.y[rows])
+    steps = steps_of(host, count=2)
+    for gradient, projected, reference in zip(steps.before, steps.after, steps.reference, strict=True):
         assert (float(gradient @ reference) < 0) == opposed
         expected = slow_projection(gradient.tolist(), reference.tolist())
         torch.testing.assert_close(projected, torch.tensor(expected), rtol=1e-3, atol=1e-6)
@@ -128,9 +128,9 @@ def test_the_loss_is_that_of_finetuning() -> None:
 
 def test_the_first_task_is_not_projected() -> None:
     host = quick_host("agem", **SMALL)
-    found = steps_of(host, count=2)
-    assert not found.reference
-    assert all(torch.equal(a, b) for a, b in zip(found.before, found.after, strict=True))
+    steps = steps_of(host, count=2)
+    assert not steps.reference
+    assert all(torch.equal(a, b) for a, b in zip(steps.before, steps.after, strict=True))
 
 
 def test_with_flashback_all_that_is_descended_is_projected() -> None:
@@ -160,8 +160,8 @@ def test_images_enter_the_memory_at_the_end_of_a_task_as_many_of_each_class() ->
         memory = host.memory
         counts.append((before, torch.bincount(memory.labels[: memory.filled], minlength=7).tolist()))
         for image, label in zip(memory.images[: memory.filled], memory.labels[: memory.filled], strict=True):
-            own = next(t for t in host.benchmark.tasks if int(label) in t.classes).train
-            assert (own.x[own.y == label] == image).flatten(1).all(dim=1).any()
+            task_of_class = next(t for t in host.benchmark.tasks if int(label) in t.classes).train
+            assert (task_of_class.x[task_of_class.y == label] == image).flatten(1).all(dim=1).any()
     assert [before for before, _ in counts] == [0, 20, 20]  # steps store nothing
     assert counts[0][1] == [10, 10, 0, 0, 0, 0, 0]
     assert counts[1][1] == [4, 4, 4, 4, 4, 0, 0]
@@ -197,7 +197,7 @@ def test_plasticity_is_the_squared_error_on_the_draw_and_moves_no_statistics() -
     terms = phase_2.losses(step)
     assert not changed(before, host)
     pairs = zip(draw.output.logits.tolist(), plastic.targets[draw.slots].tolist(), strict=True)
-    squares = [(mine - other) ** 2 for row, target in pairs for mine, other in zip(row, target, strict=True)]
+    squares = [(first - other) ** 2 for row, target in pairs for first, other in zip(row, target, strict=True)]
     assert set(terms) == {"task", "plasticity"}
     assert terms["plasticity"].item() == pytest.approx(0.1 * sum(squares) / len(squares), rel=1e-4)
 
@@ -209,9 +209,9 @@ def test_phase_2_starts_where_phase_1_did_with_the_answers_of_the_primary_model(
     step = TrainingStep(run.host, phase_1, phase_1.stream(), "fp32")
     for k in range(3):
         step(torch.arange(k, 36, 5))
-    moved = changed(begun, run.host)
-    assert any("running_mean" in name for name in moved)
-    assert not any(name.startswith("memory.") for name in moved)
+    changes = changed(begun, run.host)
+    assert any("running_mean" in name for name in changes)
+    assert not any(name.startswith("memory.") for name in changes)
     phase_1.end()
     expected = run.host.embed(run.host.memory.images[:20], lambda output: output.logits)
     run.trainer.allocate(phase_2)
@@ -231,5 +231,5 @@ def test_it_forgets_less_than_finetuning() -> None:
         "with flashback": quick_flashback("agem", benchmark, **settings, **memory),
     }
     results = {name: Trainer(method, benchmark).run() for name, method in methods.items()}
-    kept = {name: result["task_incremental"]["average_accuracy"] for name, result in results.items()}
-    assert min(kept["agem"], kept["with flashback"]) > kept["finetune"] + 10
+    accuracy = {name: result["task_incremental"]["average_accuracy"] for name, result in results.items()}
+    assert min(accuracy["agem"], accuracy["with flashback"]) > accuracy["finetune"] + 10

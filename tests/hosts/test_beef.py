@@ -23,8 +23,8 @@ BOTH = ["beef", "beef-compress"]
 SMALL = {**second_task.SMALL, "host__energy": 0.1}
 
 
-def in_second_task(name="beef", **given):
-    return second_task.in_second_task(name, **{**SMALL, **given})
+def in_second_task(name="beef", **settings):
+    return second_task.in_second_task(name, **{**SMALL, **settings})
 
 
 def structure_of(name, sizes, task):
@@ -89,10 +89,10 @@ def test_task_loss_divides_backward_logits_and_takes_pseudo_labels():
     host.net = EnergyNet(SmallCNN(1), [0, 0, 1], 2)
     answer, labels = random_answer()
     step = SimpleNamespace(output=answer, generated=None, batch=SimpleNamespace(y=labels))
-    own, expected = [0, 0, 1, 2, 3], 0.0
+    columns, expected = [0, 0, 1, 2, 3], 0.0
     for row, y in zip(answer.logits.tolist(), labels.tolist(), strict=True):
         aligned = [value / 1.7 if c < 2 else value for c, value in enumerate(row)]
-        expected -= math.log(math.exp(aligned[own[y]]) / sum(map(math.exp, aligned)))
+        expected -= math.log(math.exp(aligned[columns[y]]) / sum(map(math.exp, aligned)))
     terms = host.losses(step)
     assert {name: value.item() for name, value in terms.items()} == {"task": pytest.approx(expected / 6, rel=1e-5)}
 
@@ -102,9 +102,9 @@ def test_energy_loss_asks_the_forward_prototype_of_the_class(compat):
     host = quick_host("beef", host__compat=compat, host__memory_size=14)
     host.net = EnergyNet(SmallCNN(1), [0, 0, 1], 2)
     answer, labels = random_answer()
-    own, expected = [0, 0, 1, 2, 3], 0.0
+    columns, expected = [0, 0, 1, 2, 3], 0.0
     for row, y in enumerate(labels.tolist()):
-        blanked = {own[other] for other in labels.tolist()} if compat else {own[y]}
+        blanked = {columns[other] for other in labels.tolist()} if compat else {columns[y]}
         u = [0.0 if c in blanked else value for c, value in enumerate(answer.logits[row].tolist())]
         z = [*u, *answer.unknown[row].tolist()]
         expected -= math.log(math.exp(z[4 + y]) / sum(map(math.exp, z)))
@@ -279,9 +279,9 @@ def test_the_balanced_set_has_all_exemplars_and_as_many_new_images_of_each_class
     assert torch.bincount(stream.labels).tolist() == [7] * 5
     assert sorted(stream.slots[stream.slots >= 0].tolist()) == list(range(memory.filled))
     fresh = stream.slots < 0
-    chosen = [(new.x == image).flatten(1).all(1).nonzero().item() for image in stream.images[fresh]]
-    assert len(set(chosen)) == len(chosen) == 21
-    assert new.y[chosen].tolist() == stream.labels[fresh].tolist()
+    selection = [(new.x == image).flatten(1).all(1).nonzero().item() for image in stream.images[fresh]]
+    assert len(set(selection)) == len(selection) == 21
+    assert new.y[selection].tolist() == stream.labels[fresh].tolist()
     run.host.generator.manual_seed(99)
     assert torch.equal(run.host.balanced_stream().images, stream.images)
     run.host.config = replace(run.host.config, seed=1)
@@ -351,17 +351,17 @@ def test_flashback_returns_to_the_same_logits_bit_for_bit(name):
     run = in_second_task(name, flashback=True)
     x = run.host.views.plain(run.benchmark.tasks[1].test.x)
     run.host.eval()
-    before, own = run.host.expanded()(x), run.host.net(x)
+    before, module_output = run.host.expanded()(x), run.host.net(x)
     phase_1, phase_2 = run.method.stages()[:2]
     some_steps(run, phase_1)
     run.host.eval()
     primary = run.host.net(x)
-    assert not torch.equal(primary.logits, own.logits)
+    assert not torch.equal(primary.logits, module_output.logits)
     run.trainer.allocate(phase_2)
     phase_2.begin()
     run.host.eval()
     assert torch.equal(run.host.expanded()(x).logits, before.logits)
-    assert torch.equal(run.host.net(x).unknown, own.unknown)
+    assert torch.equal(run.host.net(x).unknown, module_output.unknown)
     assert torch.equal(run.method.plastic(x).logits, primary.logits)
 
 
@@ -375,13 +375,13 @@ def test_exemplars_are_herded_with_the_features_of_all_modules():
     host.eval()
     images = benchmark.tasks[2].train
     for c in benchmark.tasks[2].classes:
-        own = images.x[images.y == c]
-        x = host.views.plain(own)
+        class_images = images.x[images.y == c]
+        x = host.views.plain(class_images)
         features = torch.cat([*(part(x) for part in host.old.module.parts), host.net.backbone(x)], 1)
         assert features.shape[1] == 3 * 64
         filled = host.memory.filled
         stored = host.memory.images[:filled][host.memory.labels[:filled] == c]
-        assert torch.equal(stored, own[herd(features, 21 // 5, normalise=True)])
+        assert torch.equal(stored, class_images[herd(features, 21 // 5, normalise=True)])
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -392,14 +392,14 @@ def test_classifiers_have_a_column_for_every_class_so_far_at_any_moment(name):
     for moment in range(len(run.host.stages()) + 1):
         if moment:
             run.trainer.allocate(run.host.stages()[moment - 1])
-        met = 5 if moment else 2
+        classes = 5 if moment else 2
         run.host.eval()
         scores = {key: classifier(x) for key, classifier in run.host.classifiers().items()}
         assert list(scores) == expected
         for values in scores.values():
             assert values.shape == (len(x), 5)
-            assert values[:, :met].isfinite().all()
-            assert (values[:, met:] == -torch.inf).all()
+            assert values[:, :classes].isfinite().all()
+            assert (values[:, classes:] == -torch.inf).all()
 
 
 @pytest.mark.parametrize("name", BOTH)

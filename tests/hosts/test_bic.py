@@ -72,10 +72,10 @@ def test_either_one_correction_is_trained_or_all_but_the_corrections(task: int |
 # ---------------------------------------------------------------- images held out
 
 
-@pytest.mark.parametrize(("share", "memory", "task", "held"), [
+@pytest.mark.parametrize(("share", "memory", "task", "count"), [
     (0.1, 28, 1, 1), (0.25, 28, 1, 3), (0.5, 28, 1, 6), (0.5, 28, 2, 2), (0.29, 700, 1, 29), (0.1, 14, 2, 1),
 ])  # fmt: skip
-def test_as_many_of_every_class_are_held_out(share: float, memory: int, task: int, held: int) -> None:
+def test_as_many_of_every_class_are_held_out(share: float, memory: int, task: int, count: int) -> None:
     """A share of what an old class has, rounded down, and at least one."""
     benchmark = tiny_benchmark(per_class=100 if memory == 700 else 12)
     run = in_later_task(
@@ -85,7 +85,7 @@ def test_as_many_of_every_class_are_held_out(share: float, memory: int, task: in
     host, seen = run.host, run.host.task.seen.stop
     stored, new = host.memory_stream().labels, host.task.train.y
     learned, held_out = host.split_stream()
-    assert counts(held_out.labels) == [held] * seen + [0] * (7 - seen)
+    assert counts(held_out.labels) == [count] * seen + [0] * (7 - seen)
     assert [sum(pair) for pair in zip(counts(learned.labels), counts(held_out.labels), strict=True)] == counts(
         torch.cat([stored, new])
     )
@@ -141,14 +141,14 @@ def test_what_each_stage_moves(index: int) -> None:
     run = in_later_task("bic", 2, stages=index + 1)
     before = state_of(run.host)
     some_steps(run.host, run.host.stages()[index])
-    moved = changed(before, run.host)
+    changes = changed(before, run.host)
     if index == 0:
-        assert {name for name in moved if "num_batches" not in name} == {
+        assert {name for name in changes if "num_batches" not in name} == {
             f"net.{name}" for name in run.host.net.state_dict() if not name.startswith("corrections")
             and "num_batches" not in name
         }  # fmt: skip
     else:
-        assert moved == {"net.corrections.2"}  # neither earlier corrections nor batch-norm statistics
+        assert changes == {"net.corrections.2"}  # neither earlier corrections nor batch-norm statistics
 
 
 def test_everything_trains_again_after_a_correction() -> None:

@@ -73,16 +73,16 @@ def test_co_learning_against_a_loop_over_pairs(task: int, loss: str) -> None:
     step = step_of(host)
     new = host.task.new
     columns = range(host.benchmark.classes) if loss == "ce_all" else range(new.start, new.stop)
-    own = [learner(step.batch.x) for learner in host.net.backbone.learners]
-    p = [host.net.head(features)[:, list(columns)].double().softmax(1).tolist() for features in own]
+    answers = [learner(step.batch.x) for learner in host.net.backbone.learners]
+    p = [host.net.head(features)[:, list(columns)].double().softmax(1).tolist() for features in answers]
     total = 0.0
     for k in range(5):
         g = [5 * share for share in softmax([100 * number for number in host.follow_logits[k].tolist()])]
         assert task or g == pytest.approx([1.0] * 5)
         for other in set(range(5)) - {k}:
             for image in range(6):
-                for theirs, mine in zip(p[other][image], p[k][image], strict=True):
-                    total += g[other] * theirs * float(torch.tensor(theirs / mine).log()) / 6
+                for second, first in zip(p[other][image], p[k][image], strict=True):
+                    total += g[other] * second * float(torch.tensor(second / first).log()) / 6
     assert total > 0
     assert host.losses(step)["co-learning"].item() == pytest.approx(0.5 * total, rel=1e-3)
 
@@ -140,18 +140,18 @@ def test_they_are_drawn_for_each_task_from_the_generator_of_the_host() -> None:
     host: Any = quick_host("caf")
     assert host.forget_logits.shape == (12, 5)
     assert host.follow_logits.shape == (5, 5)
-    drawn = []
+    draws = []
     for task in host.benchmark.tasks:
         host.enter(task)
         host.allocate()
         host.generator.manual_seed(task.index)
-        torch.manual_seed(len(drawn))
+        torch.manual_seed(len(draws))
         host.begin()
-        drawn.append(weights(host)["forget_logits"])
-    assert not drawn[0].any()
-    assert not torch.equal(drawn[1], drawn[2])
+        draws.append(weights(host)["forget_logits"])
+    assert not draws[0].any()
+    assert not torch.equal(draws[1], draws[2])
     expected = torch.randn(12, 5, generator=torch.Generator().manual_seed(2))
-    assert torch.equal(drawn[2], expected)
+    assert torch.equal(draws[2], expected)
 
 
 @pytest.mark.parametrize(("forgetting", "moves"), [(0.01, True), (0.0, False)])
@@ -163,18 +163,18 @@ def test_they_learn_from_the_second_task_on(forgetting: float, moves: bool, monk
     assert not host.forget_logits.any()
     assert not host.follow_logits.any()
     host.enter(host.benchmark.tasks[1])
-    own = host.stages()[0].parameters()
-    assert {id(host.forget_logits), id(host.follow_logits)} <= set(map(id, own))
-    drawn, begin = [], host.begin
+    parameters = host.stages()[0].parameters()
+    assert {id(host.forget_logits), id(host.follow_logits)} <= set(map(id, parameters))
+    draws, begin = [], host.begin
 
     def watched() -> None:
         begin()
-        drawn.append(host.forget_logits.detach().clone())
+        draws.append(host.forget_logits.detach().clone())
 
     monkeypatch.setattr(host, "begin", watched)
     trainer.run_task(host.benchmark.tasks[1])
-    assert drawn[0].any()
-    assert torch.equal(host.forget_logits, drawn[0]) != moves
+    assert draws[0].any()
+    assert torch.equal(host.forget_logits, draws[0]) != moves
 
 
 def test_they_are_not_held_and_no_knowledge() -> None:
@@ -194,8 +194,8 @@ def test_one_learner_of_full_width_alone_is_ewc_bit_for_bit(flashback: bool, los
     build: Any = quick_flashback if flashback else quick_host
     common = {"host__loss": loss, "host__strength": 3.0, "training__momentum": 0.9, "flashback__alpha": 1.0}
 
-    def run(name: str, **own: Any) -> tuple[list[list[float]], list[Tensor]]:
-        method = build(name, **common, **own)
+    def run(name: str, **settings: Any) -> tuple[list[list[float]], list[Tensor]]:
+        method = build(name, **common, **settings)
         matrix = Trainer(method, method.host.benchmark).run()["task_incremental"]["matrix"]
         return matrix, [tensor.clone() for tensor in method.host.net.state_dict().values()]
 
@@ -233,12 +233,12 @@ def test_flashback_anchors_the_network_and_restores_the_drawn_numbers() -> None:
     phase_1, phase_2 = method.stages()
     trainer.position = type(trainer.position)(1, 0)
     trainer.run_stage(host.task, phase_1)
-    drawn, primary = method.snapshot["forget_logits"].clone(), flat(host.net.parameters()).detach().clone()
-    assert drawn.any()
-    assert not torch.equal(host.forget_logits, drawn)  # they have learned
+    draws, primary = method.snapshot["forget_logits"].clone(), flat(host.net.parameters()).detach().clone()
+    assert draws.any()
+    assert not torch.equal(host.forget_logits, draws)  # they have learned
     trainer.allocate(phase_2)
     phase_2.begin()
-    assert torch.equal(host.forget_logits, drawn)
+    assert torch.equal(host.forget_logits, draws)
     plastic: Any = method.plastic
     assert isinstance(plastic, ImportantParameters)
     assert torch.equal(plastic.values, primary)
@@ -280,7 +280,7 @@ def test_a_network_of_one_width_is_refused_unless_learners_have_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "said"),
+    ("setting", "value", "message"),
     [
         ("strength", -1.0, "must not be negative"),
         ("learners", 0, "must be at least 1"),
@@ -289,6 +289,6 @@ def test_a_network_of_one_width_is_refused_unless_learners_have_it() -> None:
         ("co_learning", -0.1, "must not be negative"),
     ],
 )
-def test_refuses_values_that_cannot_work(setting: str, value: float, said: str) -> None:
-    with pytest.raises(FlashbackError, match=rf"host\.{setting} {said}"):
+def test_refuses_values_that_cannot_work(setting: str, value: float, message: str) -> None:
+    with pytest.raises(FlashbackError, match=rf"host\.{setting} {message}"):
         quick_host("caf", **{f"host__{setting}": value})

@@ -139,12 +139,12 @@ def test_the_losses_of_both_networks() -> None:
     assert set(host.supervised_losses(step)) == {"task", "penalty"}
     knowledge = ModelKnowledge(host.net)
     host.start_again()
-    moved = step_of(host)
-    expected = (moved.output.features - knowledge(moved.batch.x).features).square().mean()
-    torch.testing.assert_close(host.distance(moved, knowledge, host.plasticity_support()), expected)
-    logits = moved.output.logits[:, 2:4]
-    task = nn.functional.cross_entropy(logits, moved.batch.y - 2)
-    torch.testing.assert_close(host.losses(moved)["task"], task)
+    batch_step = step_of(host)
+    expected = (batch_step.output.features - knowledge(batch_step.batch.x).features).square().mean()
+    torch.testing.assert_close(host.distance(batch_step, knowledge, host.plasticity_support()), expected)
+    logits = batch_step.output.logits[:, 2:4]
+    task = nn.functional.cross_entropy(logits, batch_step.batch.y - 2)
+    torch.testing.assert_close(host.losses(batch_step)["task"], task)
 
 
 def test_the_penalty_holds_what_is_not_projected() -> None:

@@ -132,7 +132,7 @@ def test_nor_is_it_in_a_run_that_is_resumed() -> None:
 
 def test_a_copied_network_stands_still_with_its_statistics() -> None:
     method = quick_flashback("HoldsACopy", tiny_benchmark((2, 3)), training__epochs=4)
-    moved: list[str] = []
+    names: list[str] = []
     before: dict[str, Tensor] = {}
 
     def note(event: Mapping[str, object]) -> None:
@@ -141,13 +141,13 @@ def test_a_copied_network_stands_still_with_its_statistics() -> None:
             assert isinstance(stable, CopiedBackbone)
             assert isinstance(plastic, CopiedBackbone)
             now = {**stable.state_dict(prefix="stable."), **plastic.state_dict(prefix="plastic.")}
-            moved.extend(name for name in before if not torch.equal(before[name], now[name]))
+            names.extend(name for name in before if not torch.equal(before[name], now[name]))
             before.update({name: tensor.clone() for name, tensor in now.items()})
             assert not any(module.training for one in (stable, plastic) for module in one.modules())
 
     Trainer(method, method.host.benchmark, [note]).run()
     assert any("running_mean" in name for name in before)
-    assert moved == []
+    assert names == []
 
 
 def test_stability_may_act_on_the_memory_alone() -> None:

@@ -82,9 +82,9 @@ def test_the_network_comes_first() -> None:
     host = quick_host("OwnLwF")
     names = {id(parameter): name for name, parameter in host.named_parameters()}
     learned = [names[id(parameter)] for parameter in host.trained_parameters()]
-    own = len(trainable(host.net))
-    assert all(name.startswith("net.") for name in learned[:own])
-    assert sorted(learned[own:]) == ["before.bias", "before.weight", "projector.bias", "projector.weight", "prompt"]
+    size = len(trainable(host.net))
+    assert all(name.startswith("net.") for name in learned[:size])
+    assert sorted(learned[size:]) == ["before.bias", "before.weight", "projector.bias", "projector.weight", "prompt"]
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTS if name not in ("afec", "caf")])
@@ -104,8 +104,8 @@ def test_an_init_of_its_own_is_refused() -> None:
                 super().__init__()  # type: ignore[call-arg]
 
     class Mixed:
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
 
     with pytest.raises(FlashbackError, match="Both has an __init__ of its own"):
 

@@ -27,8 +27,8 @@ SMALL = {"host__memory_size": 20, "host__minibatch": 6}
 def batch_of(host: Host, task: int = 0, size: int = 8) -> Batch:
     """Spread over the classes of a task."""
     images = host.benchmark.tasks[task].train
-    chosen = torch.arange(0, len(images), len(images) // size)[:size]
-    raw, y = images.x[chosen], images.y[chosen]
+    rows = torch.arange(0, len(images), len(images) // size)[:size]
+    raw, y = images.x[rows], images.y[rows]
     return Batch(host.views.weak(raw, host.generator), y, raw, torch.full_like(y, -1))
 
 
@@ -166,9 +166,9 @@ def test_overwritten_slots_lose_their_plastic_target(name: str) -> None:
     host.memory.write(overwritten, new.x[:10], new.y[:10], targets=torch.zeros(10, 7))
     step = host.forward(batch_of(host, 1))
     draw = step.draws[0]
-    kept = [k for k, slot in enumerate(draw.slots.tolist()) if slot % 2]
-    assert 0 < len(kept) < 6
-    expected = slow_squared_error(draw.output.logits[kept], plastic.targets[draw.slots[kept]])
+    rows = [k for k, slot in enumerate(draw.slots.tolist()) if slot % 2]
+    assert 0 < len(rows) < 6
+    expected = slow_squared_error(draw.output.logits[rows], plastic.targets[draw.slots[rows]])
     distance = host.weighted_distance(step, plastic, host.plasticity_support())
     assert distance.item() == pytest.approx(expected, rel=1e-5)
     host.memory.write(torch.arange(20), new.x[:20], new.y[:20], targets=torch.zeros(20, 7))
@@ -307,12 +307,12 @@ def test_a_small_run_with_flashback(name: str, targets: str) -> None:
 @pytest.mark.slow
 def test_nothing_is_remembered_without_alpha_and_beta() -> None:
     """Replay is what keeps old classes: without its weights the same run forgets."""
-    kept = {}
+    accuracy = {}
     for weight in (0.0, 1.0):
         settings = {"host__alpha": weight, "host__beta": weight, "training__epochs": 6, "host__memory_size": 20}
         host = quick_host("der++", tiny_benchmark((2, 2)), **settings)
-        kept[weight] = Trainer(host, host.benchmark).run()["class_incremental"]["matrix"][-1][0]
-    assert kept[1.0] > kept[0.0] + 20
+        accuracy[weight] = Trainer(host, host.benchmark).run()["class_incremental"]["matrix"][-1][0]
+    assert accuracy[1.0] > accuracy[0.0] + 20
 
 
 @pytest.mark.parametrize(

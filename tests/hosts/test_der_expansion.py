@@ -102,10 +102,10 @@ def test_losses_against_their_definitions():
     batch = Batch(torch.empty(0), labels, torch.empty(0), torch.full_like(labels, -1))
     terms = host.losses(Step(batch, BoostedOutput(torch.empty(0), logits, enhanced, Output(logits, logits))))
     task = auxiliary = 0.0
-    for z, own, y in zip(logits.tolist(), enhanced.tolist(), labels.tolist(), strict=True):
+    for z, auxiliary_row, y in zip(logits.tolist(), enhanced.tolist(), labels.tolist(), strict=True):
         task -= math.log(math.exp(z[y]) / sum(map(math.exp, z)))
         label = 0 if y < 2 else y - 1  # classes 0 and 1 are old
-        auxiliary -= math.log(math.exp(own[label]) / sum(map(math.exp, own)))
+        auxiliary -= math.log(math.exp(auxiliary_row[label]) / sum(map(math.exp, auxiliary_row)))
     assert {name: term.item() for name, term in terms.items()} == {
         "task": pytest.approx(task / 6, rel=1e-12),
         "auxiliary": pytest.approx(0.7 * auxiliary / 6, rel=1e-12),
@@ -116,11 +116,11 @@ def test_the_step_has_the_answers_that_the_losses_look_at():
     run = in_second_task(NAME)
     batch = batch_of(run.benchmark.tasks[1].train, run.host)
     with untracked_batchnorm(run.host.net):
-        output, own = run.host.forward(batch).output, run.host.net.module(batch.x)
-    features = torch.cat([run.host.stable(batch.x).features, own.features], dim=1)
+        output, module_output = run.host.forward(batch).output, run.host.net.module(batch.x)
+    features = torch.cat([run.host.stable(batch.x).features, module_output.features], dim=1)
     assert torch.equal(output.features, features)
     assert torch.equal(output.logits, run.host.net.head(features))
-    assert torch.equal(output.enhanced, own.logits)
+    assert torch.equal(output.enhanced, module_output.logits)
 
 
 def test_the_first_task_is_plain_cross_entropy():
@@ -225,21 +225,23 @@ def test_exemplars_are_herded_with_the_features_of_all_modules():
     images = benchmark.tasks[1].train
     labels = host.memory.labels[: host.memory.filled]
     for c in benchmark.tasks[1].classes:
-        own = images.x[images.y == c]
-        features = host.expanded()(host.views.plain(own)).features
+        class_images = images.x[images.y == c]
+        features = host.expanded()(host.views.plain(class_images)).features
         assert features.shape[1] == 2 * host.net.module.backbone.width
-        assert torch.equal(host.memory.images[: len(labels)][labels == c], own[herd(features, 21 // 5, normalise=True)])
+        assert torch.equal(
+            host.memory.images[: len(labels)][labels == c], class_images[herd(features, 21 // 5, normalise=True)]
+        )
 
 
 def test_classifier_has_a_column_for_every_class_so_far_and_predicts_only_what_was_met():
     run = in_second_task(NAME, stages=0)
     x = run.host.views.plain(run.benchmark.tasks[1].test.x)
-    for met in (2, 5):
+    for classes in (2, 5):
         run.host.eval()
         scores = run.host.scores(x)
         assert scores.shape == (len(x), 5)
-        assert scores[:, :met].isfinite().all()
-        assert (scores[:, met:] == -torch.inf).all()
+        assert scores[:, :classes].isfinite().all()
+        assert (scores[:, classes:] == -torch.inf).all()
         run.trainer.allocate(run.host.stages()[0])
 
 

@@ -111,11 +111,13 @@ def test_the_main_stage_leaves_earlier_tokens_and_classifiers_as_they_are() -> N
     main = run.host.stages()[0]
     before = state_of(run.host)
     some_steps(run.host, main)
-    moved = changed(before, run.host)
-    assert not [name for name in moved if name.startswith(("net.tokens.0", "net.tokens.1", "net.head.0", "net.head.1"))]
-    assert {"net.tokens.2", "net.head.2.1.weight", "divergence.1.weight", "net.attention.query.weight"} <= moved
-    assert any(name.startswith("net.backbone") for name in moved)
-    assert not any(name.startswith("stable") for name in moved)
+    changes = changed(before, run.host)
+    assert not [
+        name for name in changes if name.startswith(("net.tokens.0", "net.tokens.1", "net.head.0", "net.head.1"))
+    ]
+    assert {"net.tokens.2", "net.head.2.1.weight", "divergence.1.weight", "net.attention.query.weight"} <= changes
+    assert any(name.startswith("net.backbone") for name in changes)
+    assert not any(name.startswith("stable") for name in changes)
 
 
 def test_fine_tuning_trains_all_but_the_encoder_on_equally_many_images() -> None:
@@ -127,8 +129,8 @@ def test_fine_tuning_trains_all_but_the_encoder_on_equally_many_images() -> None
     assert counts == [28 // 5] * 5
     before = state_of(run.host)
     some_steps(run.host, tuning, every=1)
-    moved = changed(before, run.host)
-    assert moved == {name for name in before if name.startswith(("net.tokens", "net.head", "net.attention"))}
+    changes = changed(before, run.host)
+    assert changes == {name for name in before if name.startswith(("net.tokens", "net.head", "net.attention"))}
     assert not any(parameter.requires_grad for parameter in run.host.net.backbone.parameters())
 
 
@@ -137,9 +139,9 @@ def test_the_next_task_trains_the_encoder_again() -> None:
     assert all(parameter.requires_grad for parameter in run.host.net.backbone.parameters())
 
 
-@pytest.mark.parametrize(("given", "rate"), [(None, 0.01), (0.003, 0.003)])
-def test_the_rate_of_fine_tuning(given: float | None, rate: float) -> None:
-    host: Any = in_task(stages=0, host__finetune_lr=given, host__finetune_epochs=7, training__schedule="cosine").host
+@pytest.mark.parametrize(("setting", "rate"), [(None, 0.01), (0.003, 0.003)])
+def test_the_rate_of_fine_tuning(setting: float | None, rate: float) -> None:
+    host: Any = in_task(stages=0, host__finetune_lr=setting, host__finetune_epochs=7, training__schedule="cosine").host
     main, tuning = host.stages()
     assert (main.main, tuning.main) == (True, False)
     assert tuning.epochs == 7
@@ -165,10 +167,12 @@ def test_exemplars_are_herded_with_the_embeddings_of_all_tasks() -> None:
     host.eval()
     images, labels = benchmark.tasks[1].train, host.memory.labels[: host.memory.filled]
     for c in benchmark.tasks[1].classes:
-        own = images.x[images.y == c]
-        features = host.net(host.views.plain(own)).features
+        class_images = images.x[images.y == c]
+        features = host.net(host.views.plain(class_images)).features
         assert features.shape[1] == 2 * host.net.backbone.width
-        assert torch.equal(host.memory.images[: len(labels)][labels == c], own[herd(features, 28 // 5, normalise=True)])
+        assert torch.equal(
+            host.memory.images[: len(labels)][labels == c], class_images[herd(features, 28 // 5, normalise=True)]
+        )
 
 
 # ---------------------------------------------------------------- with Flashback

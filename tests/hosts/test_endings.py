@@ -80,8 +80,8 @@ def test_both_settings_leave_the_steps_as_they_are() -> None:
     assert trainer.history.budget == trained("lwf-mc", 2)[2].history.budget
     _, first, _ = trained("lwf-mc", 1, training__average=0.5, training__merge=0.3)
     _, alone, _ = trained("lwf-mc", 1)
-    for averaged, own in zip(first, alone, strict=True):
-        assert all(torch.equal(averaged[name], own[name]) for name in own)
+    for averaged, plain in zip(first, alone, strict=True):
+        assert all(torch.equal(averaged[name], plain[name]) for name in plain)
 
 
 def test_merging_moves_back_the_attention_that_all_tasks_share(monkeypatch: pytest.MonkeyPatch) -> None:

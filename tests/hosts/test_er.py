@@ -20,14 +20,14 @@ LONGER = {"training__epochs": 6, "training__lr": 0.02, "training__momentum": 0.9
 
 @pytest.mark.parametrize(("new", "old"), [([2, 4, 3, 3, 2, 4], [0, 1]), ([2, 3], [0, 1, 1, 4, 0, 2])])
 def test_the_loss_is_the_mean_over_new_and_drawn_images_alike(new: list[int], old: list[int]) -> None:
-    step, drawn = made_step(new, 7), made_step(old, 7, seed=1)
-    draw = Draw(torch.arange(len(old)), drawn.batch.y, drawn.batch.x).with_output(drawn.output)
+    step, replay_step = made_step(new, 7), made_step(old, 7, seed=1)
+    draw = Draw(torch.arange(len(old)), replay_step.batch.y, replay_step.batch.x).with_output(replay_step.output)
     terms = quick_host("er", **SMALL).losses(ReplayStep(step.batch, step.output, [draw]))
     assert list(terms) == ["task", "replay"]
-    whole = torch.cat([step.output.logits, drawn.output.logits]).detach()
+    whole = torch.cat([step.output.logits, replay_step.output.logits]).detach()
     expected = slow_cross_entropy(whole, [*new, *old], 7)  # future classes take part, as in DER
     assert sum(terms.values()).item() == pytest.approx(expected, rel=1e-12)
-    replayed = len(old) / (len(new) + len(old)) * slow_cross_entropy(drawn.output.logits.detach(), old, 7)
+    replayed = len(old) / (len(new) + len(old)) * slow_cross_entropy(replay_step.output.logits.detach(), old, 7)
     assert terms["replay"].item() == pytest.approx(replayed, rel=1e-12)
 
 
@@ -47,10 +47,10 @@ def test_new_and_drawn_images_are_one_batch_for_batch_norm() -> None:
     batch = batch_of(host, host.stages()[0])
     before = state_of(host.net)
     step = host.forward(batch)
-    moved, (draw,) = state_of(host.net), step.draws
+    state, (draw,) = state_of(host.net), step.draws
     host.net.load_state_dict(before)
     whole = host.net(torch.cat([batch.x, host.views.plain(host.memory.images[draw.slots])])).logits
-    assert not changed(moved, host.net)
+    assert not changed(state, host.net)
     torch.testing.assert_close(step.output.logits, whole[: len(batch)])
     torch.testing.assert_close(draw.output.logits, whole[len(batch) :])
     assert torch.equal(draw.labels, host.memory.labels[draw.slots])
@@ -84,9 +84,9 @@ def test_plastic_knowledge_are_the_answers_of_the_primary_model_to_the_memory_of
     begun, memory = state_of(run.host), run.host.memory
     phase_1, phase_2 = run.method.stages()
     some_steps(run.host, phase_1)
-    moved = changed(begun, run.host)
-    assert {"memory.images", "memory.seen", "memory.clock"} <= moved
-    assert any("running_mean" in name for name in moved)
+    changes = changed(begun, run.host)
+    assert {"memory.images", "memory.seen", "memory.clock"} <= changes
+    assert any("running_mean" in name for name in changes)
     expected = run.host.embed(begun["memory.images"][:20], lambda output: output.logits)
     run.trainer.allocate(phase_2)
     phase_2.begin()
@@ -105,7 +105,7 @@ def test_plasticity_is_the_squared_error_on_the_draw_over_all_columns() -> None:
     step = phase_2.forward(batch_of(run.host, phase_2))
     (draw,) = step.draws
     pairs = zip(draw.output.logits.tolist(), plastic.targets[draw.slots].tolist(), strict=True)
-    squares = [(mine - other) ** 2 for row, target in pairs for mine, other in zip(row, target, strict=True)]
+    squares = [(first - other) ** 2 for row, target in pairs for first, other in zip(row, target, strict=True)]
     terms = phase_2.losses(step)
     assert set(terms) == {"task", "replay", "plasticity"}
     assert terms["plasticity"].item() == pytest.approx(0.1 * sum(squares) / len(squares), rel=1e-5)

@@ -161,8 +161,8 @@ def test_cross_entropy_of_the_task_is_that_of_a_head_of_its_own(name: str) -> No
     host = at_task(quick_host(name, host__loss="ce_current"), 1)
     new, step = host.task.new, step_of(host)
     loss = host.losses(step)["task"]
-    own = step.output.logits[:, new].double()
-    slow = [-row.log_softmax(0)[y - new.start].item() for row, y in zip(own, step.batch.y.tolist(), strict=True)]
+    new_logits = step.output.logits[:, new].double()
+    slow = [-row.log_softmax(0)[y - new.start].item() for row, y in zip(new_logits, step.batch.y.tolist(), strict=True)]
     assert loss.item() == pytest.approx(sum(slow) / len(slow), rel=1e-5)
     (at_logits,) = torch.autograd.grad(loss, step.output.logits)
     assert at_logits[:, new].all()
@@ -252,8 +252,8 @@ def test_runs_with_flashback(name: str, loss: str) -> None:
     assert max(terms["phase 1 stability"]) > 0
     assert "phase 1 plasticity" not in terms
     assert full.plastic is None
-    kept = full.host.state_dict()
-    assert any(not torch.equal(tensor, kept[key]) for key, tensor in trained(without).state_dict().items())
+    state = full.host.state_dict()
+    assert any(not torch.equal(tensor, state[key]) for key, tensor in trained(without).state_dict().items())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,11 +12,11 @@ from helpers import quick_host, tiny_benchmark
 
 def exemplars(host: Host) -> dict[int, list[bytes]]:
     """The exemplars of every class, in their stored order."""
-    memory, found = host.memory, {}
+    memory, images = host.memory, {}
     assert memory is not None
     for image, label in zip(memory.images[: memory.filled], memory.labels[: memory.filled].tolist(), strict=True):
-        found.setdefault(label, []).append(image.numpy().tobytes())
-    return found
+        images.setdefault(label, []).append(image.numpy().tobytes())
+    return images
 
 
 def test_quotas_shrink_and_keep_the_head_of_the_herding_order() -> None:
@@ -28,9 +28,11 @@ def test_quotas_shrink_and_keep_the_head_of_the_herding_order() -> None:
         assert {label: len(images) for label, images in now.items()} == dict.fromkeys(range(task.seen.stop), quota)
         assert all(now[label] == before[label][:quota] for label in before)
         for label, images in now.items():
-            own = {image.numpy().tobytes() for t in host.benchmark.tasks for image in t.train.x[t.train.y == label]}
+            pictures = {
+                image.numpy().tobytes() for t in host.benchmark.tasks for image in t.train.x[t.train.y == label]
+            }
             assert len(set(images)) == quota
-            assert set(images) <= own
+            assert set(images) <= pictures
         before = now
 
 
@@ -39,7 +41,7 @@ def test_exemplars_are_herded(normalise: bool) -> None:
     """Each pick brings the mean of the picks as near as it can to the mean of the class."""
     host = quick_host("icarl", host__memory_size=14, host__normalise=normalise, training__epochs=1)
     Trainer(host, host.benchmark).run_task(host.benchmark.tasks[0])
-    chosen, train = exemplars(host), host.benchmark.tasks[0].train
+    stored, train = exemplars(host), host.benchmark.tasks[0].train
     for label in (0, 1):
         images = train.x[train.y == label]
         features = host.embed(images, features_of).double()
@@ -49,7 +51,7 @@ def test_exemplars_are_herded(normalise: bool) -> None:
         for k in range(1, 8):
             free = [j for j in range(len(images)) if j not in picked]
             picked.append(min(free, key=lambda j: float((mean - features[[*picked, j]].sum(dim=0) / k).norm())))
-        assert chosen[label] == [images[j].numpy().tobytes() for j in picked]
+        assert stored[label] == [images[j].numpy().tobytes() for j in picked]
 
 
 def test_a_number_per_class_never_shrinks() -> None:

@@ -136,9 +136,9 @@ def test_the_old_network_stands_still_in_both_stages(index):
     old, trained = state_of(run.host.stable), state_of(run.host)
     some_steps(run, stage)
     assert unchanged(old, run.host.stable)
-    moved = {name for name, tensor in run.host.state_dict().items() if not torch.equal(trained[name], tensor)}
-    assert {name.split(".")[0] for name in moved} == {("net", "compression")[index]}
-    assert any("running_mean" in name for name in moved)
+    changes = {name for name, tensor in run.host.state_dict().items() if not torch.equal(trained[name], tensor)}
+    assert {name.split(".")[0] for name in changes} == {("net", "compression")[index]}
+    assert any("running_mean" in name for name in changes)
 
 
 def test_the_student_starts_as_the_old_network():
@@ -301,18 +301,18 @@ def test_exemplars_are_herded_with_the_features_of_both_branches():
     host.eval()
     images = benchmark.tasks[1].train
     for c in benchmark.tasks[1].classes:
-        own = images.x[images.y == c]
-        x = host.views.plain(own)
+        class_images = images.x[images.y == c]
+        x = host.views.plain(class_images)
         features = host.net(host.stable(x), x).features
         stored = host.memory.images[: host.memory.filled][host.memory.labels[: host.memory.filled] == c]
-        assert torch.equal(stored, own[herd(features, 21 // 5, normalise=True)])
+        assert torch.equal(stored, class_images[herd(features, 21 // 5, normalise=True)])
 
 
 def test_classifiers_have_a_column_for_every_class_so_far_and_predict_only_what_was_met():
     run = in_second_task(stages=0)
     x = run.host.views.plain(run.benchmark.tasks[1].test.x)
     widths = [2, 5, 5]
-    for moment, met in enumerate(widths):
+    for moment, classes in enumerate(widths):
         if moment:
             run.trainer.allocate(run.host.stages()[moment - 1])
         run.host.eval()
@@ -320,8 +320,8 @@ def test_classifiers_have_a_column_for_every_class_so_far_and_predict_only_what_
         assert list(scores) == ["student", "teacher"]
         for values in scores.values():
             assert values.shape == (len(x), 5)
-            assert values[:, :met].isfinite().all()
-            assert (values[:, met:] == -torch.inf).all()
+            assert values[:, :classes].isfinite().all()
+            assert (values[:, classes:] == -torch.inf).all()
         assert torch.equal(scores["student"], scores["teacher"]) == (moment < 2)
 
 

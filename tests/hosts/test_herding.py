@@ -25,21 +25,21 @@ def mean_distance(features: Tensor, rows: list[int]) -> float:
 
 
 def greedy(features: Tensor, quota: int) -> list[int]:
-    features, chosen = features.double(), []
-    while len(chosen) < min(quota, len(features)):
-        free = [j for j in range(len(features)) if j not in chosen]
-        chosen.append(min(free, key=lambda j: mean_distance(features, [*chosen, j])))
-    return chosen
+    features, selection = features.double(), []
+    while len(selection) < min(quota, len(features)):
+        free = [j for j in range(len(features)) if j not in selection]
+        selection.append(min(free, key=lambda j: mean_distance(features, [*selection, j])))
+    return selection
 
 
 @settings(max_examples=40)
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 14), st.integers(0, 999))
 def test_every_pick_is_the_best_one_left(n: int, d: int, quota: int, seed: int) -> None:
     features = made(n, d, seed).double()
-    chosen = herd(features, quota).tolist()
-    assert len(set(chosen)) == len(chosen) == min(quota, n)
-    for step, pick in enumerate(chosen):
-        before = chosen[:step]
+    selection = herd(features, quota).tolist()
+    assert len(set(selection)) == len(selection) == min(quota, n)
+    for step, pick in enumerate(selection):
+        before = selection[:step]
         distances = {j: mean_distance(features, [*before, j]) for j in range(n) if j not in before}
         assert distances[pick] <= min(distances.values()) + 1e-12
 

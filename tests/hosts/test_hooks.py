@@ -30,8 +30,8 @@ MOST = 0.05  # the norm to which gradients are clipped
 def made(host: type[Host], flashback: bool = False, **settings: Any) -> Host:
     """A host of this class, registered for the while of a test."""
     HOSTS.register("made")(host)
-    own = {key.replace("__", "."): value for key, value in settings.items()}
-    config: RunConfig = configure("made", "tiny", flashback=flashback, settings={**QUICK, **own})
+    overrides = {key.replace("__", "."): value for key, value in settings.items()}
+    config: RunConfig = configure("made", "tiny", flashback=flashback, settings={**QUICK, **overrides})
     return build_host(config, tiny_benchmark(), "cpu")
 
 
@@ -45,26 +45,26 @@ class Clipping(Finetune):
 
 @pytest.mark.parametrize("host", [Clipping, Finetune])
 def test_clipping_is_that_of_a_loop_by_hand(host: type[Host]) -> None:
-    ours, theirs = (made(host, training__views=[], training__momentum=0.9) for _ in range(2))
-    (stage,) = ours.stages()
+    first, second = (made(host, training__views=[], training__momentum=0.9) for _ in range(2))
+    (stage,) = first.stages()
     stream = stage.stream()
-    step = TrainingStep(ours, stage, stream, "fp32")
-    plain = torch.optim.SGD(theirs.net.parameters(), lr=0.05, momentum=0.9)
+    step = TrainingStep(first, stage, stream, "fp32")
+    plain = torch.optim.SGD(second.net.parameters(), lr=0.05, momentum=0.9)
     norms = []
     for indices in split_batches(torch.arange(len(stream)), 8):
         step(indices)
-        x, y = theirs.views.plain(stream.images[indices]), stream.labels[indices]
+        x, y = second.views.plain(stream.images[indices]), stream.labels[indices]
         plain.zero_grad()
-        F.cross_entropy(theirs.net(x).logits, y).backward()
+        F.cross_entropy(second.net(x).logits, y).backward()
         norms.append(
-            float(torch.nn.utils.get_total_norm([p.grad for p in theirs.net.parameters() if p.grad is not None]))
+            float(torch.nn.utils.get_total_norm([p.grad for p in second.net.parameters() if p.grad is not None]))
         )
         if host is Clipping:
-            torch.nn.utils.clip_grad_norm_(theirs.net.parameters(), MOST)
+            torch.nn.utils.clip_grad_norm_(second.net.parameters(), MOST)
         plain.step()
     assert max(norms) > MOST  # there was something to clip
-    for name, tensor in ours.net.state_dict().items():
-        torch.testing.assert_close(tensor, theirs.net.state_dict()[name], msg=name)
+    for name, tensor in first.net.state_dict().items():
+        torch.testing.assert_close(tensor, second.net.state_dict()[name], msg=name)
 
 
 def test_another_pass_can_be_added_to_the_gradients() -> None:
@@ -160,14 +160,14 @@ def test_a_later_stage_has_no_hook_of_the_main_one() -> None:
 
 
 def test_the_first_task_has_its_own_schedule_and_epochs() -> None:
-    own = {"training__first_schedule": "none", "training__first_epochs": 5}
-    host = quick_host("finetune", training__schedule="cosine", **own)
-    found = []
+    settings = {"training__first_schedule": "none", "training__first_epochs": 5}
+    host = quick_host("finetune", training__schedule="cosine", **settings)
+    rates = []
     for task in host.benchmark.tasks[:2]:
         host.enter(task)
         (stage,) = host.stages()
-        found.append((stage.optimisation.schedule, stage.epochs))
-    assert found == [("none", 5), ("cosine", 2)]
+        rates.append((stage.optimisation.schedule, stage.epochs))
+    assert rates == [("none", 5), ("cosine", 2)]
 
 
 @pytest.mark.parametrize(("epochs", "trained"), [(0, 0), (3, 3), (None, 2)])

@@ -81,9 +81,9 @@ def test_one_file_or_several(workplace: Path) -> None:
 def test_processes_find_several_files_and_what_lies_beside_them(workplace: Path) -> None:
     files = [workplace / "own.py", workplace / "net.py"]
     settings = {**SMALL, "host.net": "own-net"}
-    found = fb.compare("own", seeds=[0], out="out", settings=settings, jobs=2, device="cpu", host_file=files)
-    assert found.failures == {}
-    assert found.equal_budget
+    comparison = fb.compare("own", seeds=[0], out="out", settings=settings, jobs=2, device="cpu", host_file=files)
+    assert comparison.failures == {}
+    assert comparison.equal_budget
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_a_file_that_was_run_is_not_run_again_by_one_that_imports_it(workplace: 
 
 def test_a_cell_of_a_notebook_may_be_run_again() -> None:
     with forgetting(HOSTS):
-        made = [type("Mine", (HOSTS["icarl"],), {"__module__": "__main__"}) for _ in range(2)]
-        for host in made:
+        classes = [type("Mine", (HOSTS["icarl"],), {"__module__": "__main__"}) for _ in range(2)]
+        for host in classes:
             HOSTS.register("mine")(host)
-        assert HOSTS["mine"] is made[1]
-        for taken in ("mine", "icarl"):
-            with pytest.raises(FlashbackError, match=f"the host name '{taken}' is taken"):
-                HOSTS.register(taken)(type("Other", (made[0],), {"__module__": "__main__"}))
+        assert HOSTS["mine"] is classes[1]
+        for name in ("mine", "icarl"):
+            with pytest.raises(FlashbackError, match=f"the host name '{name}' is taken"):
+                HOSTS.register(name)(type("Other", (classes[0],), {"__module__": "__main__"}))
 
 
 def test_a_file_and_a_notebook_take_turns_with_the_same_class(workplace: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_method_of_the_package_under_another_name_has_the_code_of_its_file(wor
 
 
 @pytest.mark.parametrize(
-    ("text", "beside", "said"),
+    ("text", "beside", "message"),
     [
         ("\n\nx = 1 / 0\n", "", r"ZeroDivisionError: division by zero; line 3 of first\.py\)"),
         ("def f():\n    return y\nf()\n", "", r"NameError: .*; line 2 of first\.py\)"),
@@ -299,10 +299,10 @@ def test_a_method_of_the_package_under_another_name_has_the_code_of_its_file(wor
         ),
     ],
 )
-def test_the_line_is_named(workplace: Path, text: str, beside: str, said: str) -> None:
+def test_the_line_is_named(workplace: Path, text: str, beside: str, message: str) -> None:
     (workplace / "first.py").write_text(text)
     (workplace / "beside.py").write_text(beside)
-    with pytest.raises(FlashbackError, match=rf"--host-file .*first\.py cannot be used \({said}$"):
+    with pytest.raises(FlashbackError, match=rf"--host-file .*first\.py cannot be used \({message}$"):
         load_host_file(workplace / "first.py")
 
 
@@ -327,12 +327,12 @@ def stopped_after_a_task(folder: Path, host_file: Path) -> None:
 
 @pytest.mark.slow
 def test_an_unfinished_run_of_other_code_starts_anew_and_only_resume_goes_on(workplace: Path, tmp_path: Path) -> None:
-    own = workplace / "own.py"
+    path = workplace / "own.py"
     for name in ("again", "resumed"):
-        stopped_after_a_task(tmp_path / name, own)
+        stopped_after_a_task(tmp_path / name, path)
     (workplace / "weights_of_mine.py").write_text("WEIGHT = 2.0\n")
     forget_modules(workplace)
-    find_hosts(own)
+    find_hosts(path)
     with pytest.warns(UserWarning, match="began with other code of its host or net and starts again"):
         again = fb.run(fb.configure("own", settings=STOPPED), out=tmp_path / "again")
     fresh = fb.run(fb.configure("own", settings=STOPPED), out=tmp_path / "fresh")
@@ -348,7 +348,7 @@ def test_an_unfinished_run_of_other_code_starts_anew_and_only_resume_goes_on(wor
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "class Own(Host):\n    def build(self): self.extra = 1\n",
@@ -360,12 +360,12 @@ def test_an_unfinished_run_of_other_code_starts_anew_and_only_resume_goes_on(wor
         ),
     ],
 )
-def test_what_is_left_out_of_a_host_is_named(text: str, said: str, tmp_path: Path) -> None:
+def test_what_is_left_out_of_a_host_is_named(text: str, message: str, tmp_path: Path) -> None:
     def make() -> None:
         namespace: dict[str, Any] = {"Host": Host}
         exec(text, namespace)
         HOSTS.register("own")(namespace["Own"])
         fb.build_host("own", tiny_benchmark())
 
-    with forgetting(HOSTS), pytest.raises(FlashbackError, match=said):
+    with forgetting(HOSTS), pytest.raises(FlashbackError, match=message):
         make()

@@ -75,8 +75,8 @@ def slow_nearest_mean(host: Host, images: dict[int, Tensor], test: Tensor, norma
     """Minus the squared distance of each test image to the mean of each class."""
 
     def feature(image: Tensor) -> Tensor:
-        found = host.embed(image[None], features_of)[0].double()
-        return found / found.norm() if normalise else found
+        vector = host.embed(image[None], features_of)[0].double()
+        return vector / vector.norm() if normalise else vector
 
     means = []
     for label in sorted(images):
@@ -95,13 +95,13 @@ def test_nearest_mean_of_exemplars(normalise: bool, midway: bool) -> None:
     memory, train = host.memory, host.task.train
     assert memory is not None
     images, labels = memory.images[: memory.filled], memory.labels[: memory.filled]
-    standing = {c: images[labels == c] for c in host.task.before}
-    standing |= {c: train.x[train.y == c] if midway else images[labels == c] for c in host.task.classes}
+    current = {c: images[labels == c] for c in host.task.before}
+    current |= {c: train.x[train.y == c] if midway else images[labels == c] for c in host.task.classes}
     test = host.task.test.x[::3]
     host.eval()
     with torch.no_grad():
         scores = host.classifiers()["nearest-mean"](host.views.plain(test))
-    expected = torch.tensor(slow_nearest_mean(host, standing, test, normalise), dtype=torch.float64)
+    expected = torch.tensor(slow_nearest_mean(host, current, test, normalise), dtype=torch.float64)
     torch.testing.assert_close(scores[:, :5].double(), expected, rtol=1e-4, atol=1e-6)
 
 

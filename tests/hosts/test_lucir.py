@@ -88,10 +88,10 @@ def test_main_stage_moves_only_the_own_class_vectors():
     trainer = before_second_task(host, benchmark)
     before = state_of(host.net)
     run_stage(trainer, host.stages()[0], 0)
-    moved = changed(before, host.net)
-    assert block(0) not in moved
+    changes = changed(before, host.net)
+    assert block(0) not in changes
     trained = {name for name, _ in host.net.backbone.named_parameters(prefix="backbone")}
-    assert {block(1), "head.sigma", *trained} <= moved
+    assert {block(1), "head.sigma", *trained} <= changes
     assert len(host.net.blocks()) == 2, "classes to come have no vectors yet"
 
 

@@ -24,8 +24,8 @@ from helpers import quick_flashback, quick_host, tiny_benchmark
 SMALL = {"training__momentum": 0.9, "training__weight_decay": 0.01}
 
 
-def in_task(task: int = 1, stages: int = 1, flashback: bool = False, **own: Any) -> Any:
-    return in_later_task("lwf", task, stages, flashback, small=SMALL, **own)
+def in_task(task: int = 1, stages: int = 1, flashback: bool = False, **settings: Any) -> Any:
+    return in_later_task("lwf", task, stages, flashback, small=SMALL, **settings)
 
 
 # ---------------------------------------------------------------- losses
@@ -105,7 +105,7 @@ def test_phase_2_starts_where_phase_1_did_with_the_primary_model_as_plastic_know
 
 
 def test_answers_for_old_classes_stay_nearer_with_distillation() -> None:
-    moved = {}
+    distances = {}
     for strength in (0.0, 20.0):
         host = in_task(host__strength=strength, training__views=[]).host
         stage, old = host.stages()[0], host.task.old
@@ -113,9 +113,9 @@ def test_answers_for_old_classes_stay_nearer_with_distillation() -> None:
         x = host.views.plain(host.task.train.x)
         with torch.no_grad():
             now, before = host.net.eval()(x).logits, host.stable(x).logits
-        kept = slow_distillation(before, before, old.stop, 2.0)  # what remains where nothing moves
-        moved[strength] = slow_distillation(now, before, old.stop, 2.0) - kept
-    assert 0 < moved[20.0] < 0.5 * moved[0.0]
+        entropy = slow_distillation(before, before, old.stop, 2.0)  # what remains where nothing moves
+        distances[strength] = slow_distillation(now, before, old.stop, 2.0) - entropy
+    assert 0 < distances[20.0] < 0.5 * distances[0.0]
 
 
 def test_a_run_with_flashback_learns_new_classes() -> None:

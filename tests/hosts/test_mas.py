@@ -40,8 +40,8 @@ def test_rows_of_classes_to_come_are_free() -> None:
     host: Any = at_task(quick_host("mas"), 2)
     parts = dict(zip(dict(host.net.named_parameters()), torch.split(host.stable.importance, sizes(host)), strict=True))
     assert all(part.any() for part in parts.values())
-    held = parts["head.weight"].view(host.benchmark.classes, -1).any(dim=1)
-    assert held.tolist() == [column < host.task.old.stop for column in range(host.benchmark.classes)]
+    important = parts["head.weight"].view(host.benchmark.classes, -1).any(dim=1)
+    assert important.tolist() == [column < host.task.old.stop for column in range(host.benchmark.classes)]
 
 
 # ---------------------------------------------------------------- the penalty

@@ -36,10 +36,10 @@ def made_column(seed: int = 0) -> tuple[ActiveColumn, Tensor]:
     """A column beside another backbone, in float64, both with statistics of their own, and images for them."""
     torch.manual_seed(seed)
     x = torch.randn(5, 1, 12, 12, dtype=torch.float64)
-    own, other = Net(SmallCNN(1), nn.Linear(64, 3)).double(), SmallCNN(1).double()
-    own.backbone(2 * x)
+    net, other = Net(SmallCNN(1), nn.Linear(64, 3)).double(), SmallCNN(1).double()
+    net.backbone(2 * x)
     other(3 * x)
-    return ActiveColumn(own, other, x).double(), x
+    return ActiveColumn(net, other, x).double(), x
 
 
 def slow_column(column: Any, x: Tensor) -> Tensor:
@@ -47,8 +47,8 @@ def slow_column(column: Any, x: Tensor) -> Tensor:
     h, known = x, column.other.module.stage_maps(x)
     for level, lateral, k in zip(column.backbone.levels(), column.laterals, known, strict=True):
         inner = torch.einsum("oi,bihw->bohw", lateral.inner.weight[:, :, 0, 0], k) + lateral.inner.bias[:, None, None]
-        given = torch.einsum("oi,bihw->bohw", lateral.outer.weight[:, :, 0, 0], inner.clamp(min=0))
-        h = level(h) + lateral.alpha * given
+        lateral_input = torch.einsum("oi,bihw->bohw", lateral.outer.weight[:, :, 0, 0], inner.clamp(min=0))
+        h = level(h) + lateral.alpha * lateral_input
     pooled = h.mean((2, 3)).float()  # features are float32 in every network
     return F.linear(pooled, column.head.weight.float(), column.head.bias.float())
 
@@ -148,9 +148,9 @@ def test_the_column_begins_where_the_setting_says(column: str) -> None:
     before = state_of(host.column)
     host.enter(run.benchmark.tasks[2])
     run.trainer.allocate(host.stages()[0])
-    own = {name for name in changed(before, host.column) if not name.startswith("other.")}
-    assert ("laterals.0.inner.weight" in own) == (column == "fresh")
-    assert bool(own) == (column == "fresh")
+    changes = {name for name in changed(before, host.column) if not name.startswith("other.")}
+    assert ("laterals.0.inner.weight" in changes) == (column == "fresh")
+    assert bool(changes) == (column == "fresh")
 
 
 def test_frozen_layers_of_a_fresh_column_are_those_of_the_network() -> None:
@@ -162,9 +162,9 @@ def test_frozen_layers_of_a_fresh_column_are_those_of_the_network() -> None:
     with forgetting(NETS):
         NETS.register("half-frozen")(half_frozen)
         host: Any = in_task(host__net="half-frozen").host
-        own, known = host.column.backbone.layers, host.net.backbone.layers
-        assert torch.equal(own[0].weight, known[0].weight)
-        assert not torch.equal(own[3].weight, known[3].weight)
+        layers, known = host.column.backbone.layers, host.net.backbone.layers
+        assert torch.equal(layers[0].weight, known[0].weight)
+        assert not torch.equal(layers[3].weight, known[3].weight)
 
 
 @BOTH
@@ -176,11 +176,11 @@ def test_the_column_reads_the_knowledge_base_of_before_the_task(column: str) -> 
     some_steps(host, progress)
     run.trainer.allocate(compress)
     compress.begin()
-    before, said = state_of(host.column), compress.forward(batch_of(host, compress)).target
+    before, outputs = state_of(host.column), compress.forward(batch_of(host, compress)).target
     some_steps(host, compress)
     assert changed(before, host.column) == set()
     assert changed(state_of(host.column.other.module), host.net.backbone)
-    assert torch.equal(compress.forward(batch_of(host, compress)).target, said)
+    assert torch.equal(compress.forward(batch_of(host, compress)).target, outputs)
 
 
 @pytest.mark.slow
@@ -199,8 +199,8 @@ def test_each_stage_moves_one_network() -> None:
     net, column = state_of(host.net), state_of(host.column)
     some_steps(host, progress)
     assert changed(net, host.net) == set()
-    moved = changed(column, host.column)
-    assert {name for name in column if not name.startswith("other.")} == moved
+    changes = changed(column, host.column)
+    assert {name for name in column if not name.startswith("other.")} == changes
     column = state_of(host.column)
     some_steps(host, compress)
     assert changed(column, host.column) == set()
@@ -214,26 +214,35 @@ def test_every_term_against_a_slow_reference(loss: str) -> None:
     batch = batch_of(host, compress)
     some_steps(host, compress)
     generator, size = torch.Generator().manual_seed(1), len(batch.y)
-    said, target = (3 * torch.randn(size, 7, generator=generator, dtype=torch.float64) for _ in range(2))
-    output, new = Output(torch.zeros(0), said), host.task.new
+    outputs, target = (3 * torch.randn(size, 7, generator=generator, dtype=torch.float64) for _ in range(2))
+    output, new = Output(torch.zeros(0), outputs), host.task.new
 
-    def slow_binary(logits: Tensor, wanted: Tensor) -> float:
+    def slow_binary(logits: Tensor, expected: Tensor) -> float:
         p = logits.sigmoid()
-        return float(-(wanted * p.log() + (1 - wanted) * (1 - p).log()).sum() / wanted.numel())
+        return float(-(expected * p.log() + (1 - expected) * (1 - p).log()).sum() / expected.numel())
 
     terms = compress.losses(CompressionStep(batch, output, target))
     assert list(terms) == ["compression", "stability"]
     (task,) = progress.losses(CompressionStep(batch, output, target)).values()
     if loss == "ce_all":
-        compression, wanted = slow_distillation(said, target, 7, 1.0), slow_cross_entropy(said, batch.y.tolist(), 7)
+        compression, expected_column = (
+            slow_distillation(outputs, target, 7, 1.0),
+            slow_cross_entropy(outputs, batch.y.tolist(), 7),
+        )
     elif loss == "ce_current":
-        own, labels = said[:, new], (batch.y - new.start).tolist()
-        compression, wanted = slow_distillation(own, target[:, new], 2, 1.0), slow_cross_entropy(own, labels, 2)
+        part, labels = outputs[:, new], (batch.y - new.start).tolist()
+        compression, expected_column = (
+            slow_distillation(part, target[:, new], 2, 1.0),
+            slow_cross_entropy(part, labels, 2),
+        )
     else:
         hit = torch.stack([batch.y == column for column in range(new.start, new.stop)], dim=1).double()
-        compression, wanted = slow_binary(said[:, new], target[:, new].sigmoid()), slow_binary(said[:, new], hit)
+        compression, expected_column = (
+            slow_binary(outputs[:, new], target[:, new].sigmoid()),
+            slow_binary(outputs[:, new], hit),
+        )
     assert terms["compression"].item() == pytest.approx(compression, rel=1e-9)
-    assert task.item() == pytest.approx(wanted, rel=1e-9)
+    assert task.item() == pytest.approx(expected_column, rel=1e-9)
     assert terms["stability"].item() == pytest.approx(3.0 * slow_penalty(host, host.stable), rel=1e-4)
     assert slow_penalty(host, host.stable) > 0
 
@@ -242,12 +251,12 @@ def test_the_distillation_is_a_divergence_up_to_a_constant() -> None:
     """Least where both say the same, with the gradient of KL(active column || knowledge base)."""
     host: Any = quick_host("pnc")
     generator = torch.Generator().manual_seed(2)
-    said, target = (torch.randn(4, 7, generator=generator, dtype=torch.float64) for _ in range(2))
-    said.requires_grad_()
-    divergence = F.kl_div(said.log_softmax(1), target.softmax(1), reduction="batchmean")
-    (wanted,), (found,) = (torch.autograd.grad(d, said) for d in (divergence, host.distillation(said, target)))
-    torch.testing.assert_close(found, wanted)
-    assert host.distillation(target, target) < host.distillation(said, target)
+    outputs, target = (torch.randn(4, 7, generator=generator, dtype=torch.float64) for _ in range(2))
+    outputs.requires_grad_()
+    divergence = F.kl_div(outputs.log_softmax(1), target.softmax(1), reduction="batchmean")
+    (expected,), (actual,) = (torch.autograd.grad(d, outputs) for d in (divergence, host.distillation(outputs, target)))
+    torch.testing.assert_close(actual, expected)
+    assert host.distillation(target, target) < host.distillation(outputs, target)
 
 
 def test_labels_are_for_the_active_column_alone() -> None:
@@ -259,7 +268,10 @@ def test_labels_are_for_the_active_column_alone() -> None:
 
     def losses(stage: Any) -> list[dict[str, float]]:
         host.eval()
-        return [{k: v.item() for k, v in stage.losses(stage.forward(shown)).items()} for shown in (batch, other)]
+        return [
+            {k: v.item() for k, v in stage.losses(stage.forward(labelled_batch)).items()}
+            for labelled_batch in (batch, other)
+        ]
 
     one, two = losses(compress)
     assert one == two

@@ -47,7 +47,7 @@ def test_stages_give_their_maps_and_the_last_ones_are_the_features(net, shapes):
     backbone, x = build_backbone(net, (3, 32, 32)).eval(), random(2, 3, 32, 32).float()
     with torch.no_grad():
         maps = backbone.stage_maps(x)
-        assert [tuple(own.shape) for own in maps] == [(2, width, side, side) for width, side in shapes]
+        assert [tuple(stage.shape) for stage in maps] == [(2, width, side, side) for width, side in shapes]
         assert torch.equal(maps[-1].mean((2, 3)), backbone(x))
 
 
@@ -59,7 +59,7 @@ def test_maps_are_what_each_stage_puts_out():
     with torch.no_grad():
         maps = backbone.stage_maps(x)
     assert len(seen) == 3
-    assert all(torch.equal(own, output) for own, output in zip(maps, seen, strict=True))
+    assert all(torch.equal(stage_map, output) for stage_map, output in zip(maps, seen, strict=True))
 
 
 def test_a_network_without_stages_is_refused():
@@ -95,8 +95,8 @@ def test_pod_spatial_against_a_loop():
         return [v / length for v in rows + columns]
 
     stages = []
-    for own, other in zip(maps, anchors, strict=True):
-        pairs = [(profile(own[k]), profile(other[k])) for k in range(len(own))]
+    for stage, other in zip(maps, anchors, strict=True):
+        pairs = [(profile(stage[k]), profile(other[k])) for k in range(len(stage))]
         stages.append(sum(math.dist(*pair) for pair in pairs) / len(pairs))
     assert pod_spatial(maps, anchors).item() == pytest.approx(sum(stages) / 2, rel=1e-5)
 
@@ -207,14 +207,14 @@ def test_the_task_loss_is_over_the_classes_seen(compat):
 def test_k_means_finds_groups_that_lie_apart():
     centres = torch.tensor([[0.0, 9.0], [9.0, 0.0], [-9.0, -9.0]], dtype=torch.float64)
     points = (centres[:, None] + 0.3 * random(3, 20, 2)).reshape(60, 2)
-    found = min(
+    result = min(
         (k_means(points, 3, torch.Generator().manual_seed(seed)) for seed in range(8)),
         key=lambda means: torch.cdist(points, means).amin(1).sum(),
     )
     means = points.reshape(3, 20, 2).mean(1)
-    order = torch.cdist(means, found).argmin(1)
+    order = torch.cdist(means, result).argmin(1)
     assert sorted(order.tolist()) == [0, 1, 2]
-    torch.testing.assert_close(found[order], means)
+    torch.testing.assert_close(result[order], means)
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 5])
@@ -249,10 +249,10 @@ def test_new_proxies_are_imprinted_and_old_ones_stay():
     run.host.eval()
     unit = F.normalize(run.host.net(run.host.views.plain(images.x)).features.detach())
     for k, c in enumerate(run.benchmark.tasks[1].classes):
-        own, directions = unit[images.y == c], F.normalize(new[3 * k : 3 * k + 3].detach())
-        nearest = torch.cdist(own, directions).argmin(1)
+        class_images, directions = unit[images.y == c], F.normalize(new[3 * k : 3 * k + 3].detach())
+        nearest = torch.cdist(class_images, directions).argmin(1)
         for proxy in nearest.unique():
-            mean = F.normalize(own[nearest == proxy].mean(0), dim=0)
+            mean = F.normalize(class_images[nearest == proxy].mean(0), dim=0)
             torch.testing.assert_close(directions[proxy], mean, atol=0.05, rtol=0)
 
 

@@ -121,7 +121,7 @@ def test_a_task_that_was_not_learned_is_refused(task: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "said"),
+    ("images", "message"),
     [
         (torch.zeros(2, 1, 12, 12), r"not float32 \[2, 1, 12, 12\]"),
         (torch.zeros(1, 12, 12, dtype=torch.uint8), r"not uint8 \[1, 12, 12\]"),
@@ -132,10 +132,10 @@ def test_a_task_that_was_not_learned_is_refused(task: Any) -> None:
         ("image.png", "not str"),
     ],
 )
-def test_other_images_are_refused(images: Any, said: str) -> None:
+def test_other_images_are_refused(images: Any, message: str) -> None:
     host = trained()
     for look in (host.predict, host.features):
-        with pytest.raises(fb.FlashbackError, match=rf"a uint8 tensor or array of shape \[n, 1, 12, 12\], {said}"):
+        with pytest.raises(fb.FlashbackError, match=rf"a uint8 tensor or array of shape \[n, 1, 12, 12\], {message}"):
             look(images)
 
 
@@ -147,11 +147,11 @@ def test_features_are_what_the_last_layer_is_given(name: str) -> None:
         expected = host.predictor()(host.views.plain(images.x)).features
     host.train()
     try:
-        found = host.features(images)
+        features = host.features(images)
     finally:
         host.eval()
-    torch.testing.assert_close(found, expected)
-    assert found.shape[0] == len(images)
+    torch.testing.assert_close(features, expected)
+    assert features.shape[0] == len(images)
 
 
 # ---------------------------------------------------------------- modes, and what is accepted
@@ -205,21 +205,21 @@ def test_embedding_looks_at_plain_images_in_evaluation_mode(training: bool) -> N
     host.train(training)
     before = {name: tensor.clone() for name, tensor in host.state_dict().items()}
     images = host.task.train.x[:12]
-    found = host.embed(images, features_of)
+    features = host.embed(images, features_of)
     assert host.net.training is training
-    assert not found.requires_grad
+    assert not features.requires_grad
     assert all(torch.equal(tensor, before[name]) for name, tensor in host.state_dict().items())
     one_by_one = [host.net.eval()(host.views.plain(image[None])).features[0].detach() for image in images]
-    torch.testing.assert_close(found, torch.stack(one_by_one))
+    torch.testing.assert_close(features, torch.stack(one_by_one))
 
 
 def test_embedding_of_another_view() -> None:
     host = quick_host("lwf-mc", training__evaluation_batch=5)
     images = host.task.train.x[:12]
-    found = host.embed(images, features_of, view=lambda raw: -host.views.plain(raw))
+    features = host.embed(images, features_of, view=lambda raw: -host.views.plain(raw))
     expected = host.net.eval()(-host.views.plain(images)).features.detach()
-    torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, host.embed(images, features_of))
+    torch.testing.assert_close(features, expected)
+    assert not torch.allclose(features, host.embed(images, features_of))
 
 
 def test_the_net_follows_the_size_of_the_images() -> None:

@@ -64,13 +64,13 @@ def test_the_chosen_ridge_has_the_smallest_squared_error() -> None:
     rows = torch.arange(len(images))
     held_out, rest = rows[::5], torch.tensor([row for row in rows.tolist() if row % 5])
     host.add(rest)
-    chosen = host.best_ridge(held_out)
+    best = host.best_ridge(held_out)
     inputs, labels = projected(host, images), images.y.numpy()
     errors = {}
     for ridge in RIDGES[2:]:  # solve() of numpy is not exact enough for the smallest
         weight = regression(inputs[rest], labels[rest], 3, ridge)
         errors[ridge] = np.square(inputs[held_out] @ weight - np.eye(3)[labels[held_out]]).sum()
-    assert chosen == min(errors, key=lambda ridge: errors[ridge])
+    assert best == min(errors, key=lambda ridge: errors[ridge])
 
 
 def test_a_single_image_leaves_the_ridge_as_it_was() -> None:

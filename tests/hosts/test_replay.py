@@ -61,9 +61,9 @@ def test_plastic_knowledge_are_the_answers_of_the_primary_model_to_the_exemplars
     begun = state_of(run.host)
     phase_1, phase_2 = run.method.stages()
     some_steps(run.host, phase_1)
-    moved = changed(begun, run.host)
-    assert any("running_mean" in name for name in moved)
-    assert not any(name.startswith("memory.") for name in moved)
+    changes = changed(begun, run.host)
+    assert any("running_mean" in name for name in changes)
+    assert not any(name.startswith("memory.") for name in changes)
     phase_1.end()
     memory = run.host.memory
     expected = run.host.embed(memory.images[: memory.filled], lambda output: output.logits)

@@ -179,11 +179,11 @@ def test_plastic_importance_is_that_of_phase_1_and_the_path_of_phase_2_starts_an
     assert torch.equal(flat(host.net.parameters()), stable["values"])
     phase_2.before_epoch(0)
     some_steps(host, phase_2)
-    own, end = host.path.clone(), flat(host.net.parameters()).detach().clone()
+    phase_path, end = host.path.clone(), flat(host.net.parameters()).detach().clone()
     phase_2.end()
-    added = own.clamp(min=0) / ((end - stable["values"]) ** 2 + host.settings.xi)
+    added = phase_path.clamp(min=0) / ((end - stable["values"]) ** 2 + host.settings.xi)
     torch.testing.assert_close(host.stable.importance, stable["importance"] + added)
-    assert not torch.equal(own, path)
+    assert not torch.equal(phase_path, path)
 
 
 # ---------------------------------------------------------------- settings and networks

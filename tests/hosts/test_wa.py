@@ -143,9 +143,9 @@ def test_flashback_restores_head_and_statistics_and_aligns_once_at_the_end() -> 
     begun = state_of(run.host)
     phase_1, phase_2 = run.method.stages()
     some_steps(run.host, phase_1)
-    moved = changed(begun, run.host)
-    assert {"net.head.weight", "net.head.bias"} <= moved
-    assert any("running_mean" in name for name in moved)
+    changes = changed(begun, run.host)
+    assert {"net.head.weight", "net.head.bias"} <= changes
+    assert any("running_mean" in name for name in changes)
     phase_1.end()
     primary = state_of(run.host.net)
     run.trainer.allocate(phase_2)

@@ -31,8 +31,8 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def batch_of(host: XDER, task: int, size: int = 8) -> Batch:
     """Spread over the classes of a task."""
     images = host.benchmark.tasks[task].train
-    chosen = torch.arange(0, len(images), len(images) // size)[:size]
-    raw, y = images.x[chosen], images.y[chosen]
+    rows = torch.arange(0, len(images), len(images) // size)[:size]
+    raw, y = images.x[rows], images.y[rows]
     return Batch(host.views.weak(raw, host.generator), y, raw, torch.full_like(y, -1))
 
 
@@ -51,9 +51,9 @@ def made_step(host: XDER, *slots: list[int], stream: torch.Tensor | None = None)
     """A step with given slots in its draws and random answers."""
     batch = batch_of(host, host.task.index)
     draws = []
-    for k, own in enumerate(slots):
-        index = torch.tensor(own)
-        output = Output(noise(len(own), 3), 2 * noise(len(own), 7, seed=k + 1))
+    for k, slot in enumerate(slots):
+        index = torch.tensor(slot)
+        output = Output(noise(len(slot), 3), 2 * noise(len(slot), 7, seed=k + 1))
         draws.append(Draw(index, host.memory.labels[index], host.memory.images[index]).with_output(output))
     return XDERStep(batch, Output(noise(8, 3), 2 * noise(8, 7, seed=9) if stream is None else stream), draws, None)
 
@@ -158,9 +158,9 @@ def test_strong_views_leave_batchnorm_statistics_alone() -> None:
     batch = batch_of(host, 0)
     alone(batch.x)
     host.forward(batch)
-    moved = dict(host.net.named_buffers())
+    buffers = dict(host.net.named_buffers())
     for name, buffer in alone.named_buffers():
-        torch.testing.assert_close(buffer, moved[name], msg=name)
+        torch.testing.assert_close(buffer, buffers[name], msg=name)
 
 
 def test_strong_views_are_of_the_first_new_and_of_stored_images() -> None:
@@ -215,16 +215,16 @@ def test_past_constraint_by_a_loop() -> None:
     assert loss.item() == pytest.approx(sum(violations) / len(violations), rel=1e-5)
     # The past probability is no variable: the gradient is that of the present one alone.
     loss.backward()
-    mine, logits.grad = logits.grad, None
+    gradient, logits.grad = logits.grad, None
     share = logits[:, :5].softmax(dim=1)[:, 2:].amax(dim=1)
     (-share[torch.tensor(hinges) > 0].mean()).backward()
-    torch.testing.assert_close(mine, logits.grad)
+    torch.testing.assert_close(gradient, logits.grad)
 
 
 def test_future_constraint_by_a_loop() -> None:
     host = host_in(1, host__margin=0.7)
     step = made_step(host, [4, 1, 7], [1, 9, 4])
-    own = {0: slice(0, 2), 1: slice(2, 5), 2: slice(5, 7)}
+    heads = {0: slice(0, 2), 1: slice(2, 5), 2: slice(5, 7)}
     rows = [(row, 1) for row in step.output.logits]
     seen: set[int] = set()
     for draw in step.draws:
@@ -232,7 +232,7 @@ def test_future_constraint_by_a_loop() -> None:
             rows += [(row, 0)] if slot not in seen else []
             seen.add(slot)
     assert len(rows) == 12
-    hinges = [(row[5:].max() + 0.7 - row[own[task]].max()).item() for row, task in rows]
+    hinges = [(row[5:].max() + 0.7 - row[heads[task]].max()).item() for row, task in rows]
     violations = [value for value in hinges if value > 0]
     assert 0 < len(violations) < 12
     assert host.future_constraint(step).item() == pytest.approx(sum(violations) / len(violations), rel=1e-5)
@@ -265,8 +265,8 @@ def test_quotas_fill_the_memory() -> None:
         labels = host.memory.labels[: host.memory.filled]
         assert [Counter(labels.tolist())[c] for c in range(10 * task + 10)] == expected
         for c in range(10 * task):
-            kept = host.memory.images[:2000][labels == c]
-            assert torch.equal(kept, before[1][before[0] == c][: expected[c]])
+            images = host.memory.images[:2000][labels == c]
+            assert torch.equal(images, before[1][before[0] == c][: expected[c]])
 
 
 @pytest.mark.parametrize("capacity", [7, 14, 23])
@@ -320,7 +320,7 @@ def test_the_end_of_a_task_stores_attenuated_answers_and_edits_past_ones(monkeyp
 
 
 def test_stored_images_are_of_the_task_and_random() -> None:
-    chosen = []
+    samples = []
     for seed in (1, 2):
         host = quick_host("xder", **SMALL)
         host.generator.manual_seed(seed)
@@ -330,8 +330,8 @@ def test_stored_images_are_of_the_task_and_random() -> None:
         images = [image.numpy().tobytes() for image in host.memory.images[:14]]
         assert [known[image] for image in images] == host.memory.labels[:14].tolist()
         assert len(set(images)) == 14
-        chosen.append(set(images))
-    assert chosen[0] != chosen[1]
+        samples.append(set(images))
+    assert samples[0] != samples[1]
 
 
 def test_the_end_of_a_task_uses_batch_statistics_and_leaves_the_running_ones() -> None:
