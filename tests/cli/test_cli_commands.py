@@ -183,19 +183,19 @@ def test_an_option_may_be_repeated_by_set(flashback: Command, bare: list[str]) -
 def test_a_missing_recipe_takes_one_line(
     command: str, tiny: list[str], bare: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = {"hosts": ["lwf-mc"], "benchmarks": ["tiny.npz"], "settings": {"benchmark.sizes": [2, 2, 2]}}
-    chosen["settings"] |= {"training.epochs": 1, "flashback.epochs": 0}  # type: ignore[operator]
-    Path("mine.yaml").write_text(yaml.safe_dump(chosen))
+    sweep = {"hosts": ["lwf-mc"], "benchmarks": ["tiny.npz"], "settings": {"benchmark.sizes": [2, 2, 2]}}
+    sweep["settings"] |= {"training.epochs": 1, "flashback.epochs": 0}  # type: ignore[operator]
+    Path("mine.yaml").write_text(yaml.safe_dump(sweep))
     words = {"run": ["lwf-mc", *bare], "compare": ["lwf-mc", *tiny, "--seeds", "1"], "sweep": ["mine.yaml"]}
     with pytest.raises(SystemExit) as end:
         main([command, *words[command], *([] if command == "sweep" else ["--recipe", "controlled"]), "--out", "out"])
     assert end.value.code == 0
-    said = capsys.readouterr().err.splitlines()
-    assert said.count("no controlled recipe for lwf-mc on tiny.npz; the defaults are used") == 1
-    found = sorted(Path("out").rglob("config.yaml"))
-    assert {yaml.safe_load(path.read_text())["recipe"] for path in found} == {"defaults"}
+    output = capsys.readouterr().err.splitlines()
+    assert output.count("no controlled recipe for lwf-mc on tiny.npz; the defaults are used") == 1
+    files = sorted(Path("out").rglob("config.yaml"))
+    assert {yaml.safe_load(path.read_text())["recipe"] for path in files} == {"defaults"}
     if command == "sweep":  # folders keep the name of what was asked for
-        assert found[0].parent == Path("out/tiny.npz/lwf-mc/controlled/recipe/flashback/seed-0")
+        assert files[0].parent == Path("out/tiny.npz/lwf-mc/controlled/recipe/flashback/seed-0")
 
 
 def test_warnings_take_one_line(flashback: Command, bare: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

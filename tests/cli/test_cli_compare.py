@@ -62,13 +62,13 @@ def test_tasks_of_unequal_size_are_averaged_over_images_too(flashback: Command, 
     record = read_record(Path("out/host/seed-0"))
     for metric in OVER_IMAGES:
         assert TITLES[metric][0] in out
-        (found,) = (r for r in document["rows"] if (r["metric"], r["setting"]) == (metric, "class_incremental"))
-        assert found["mean"]["host"] == record.results["class_incremental"][metric]
+        (row,) = (r for r in document["rows"] if (r["metric"], r["setting"]) == (metric, "class_incremental"))
+        assert row["mean"]["host"] == record.results["class_incremental"][metric]
 
 
 def check_row(row: dict[str, Any], values: dict[tuple[str, int], float | None], out: str) -> None:
     by_arm = {arm: [values[arm, seed] for seed in (7, 1, 4)] for arm in ARMS}
-    partly = any(0 < found.count(None) < 3 for found in by_arm.values())
+    partly = any(0 < row_values.count(None) < 3 for row_values in by_arm.values())
     for arm in ARMS:
         assert list(row["values"][arm].values()) == by_arm[arm]
         known = [value for value in by_arm[arm] if value is not None]  # no SPR where forgetting is negative
@@ -275,16 +275,16 @@ def test_a_terminal_shows_every_column_of_a_comparison(
         for setting in ("class_incremental", "task_incremental")
         for metric in METRICS
     ]
-    found = made_comparison(rows)
-    show_differences(found)
+    comparison = made_comparison(rows)
+    show_differences(comparison)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     heads = next(line for line in lines if "95 % interval" in line).split()
     assert heads == ["host", "flashback", "difference", "95", "%", "interval", "p"]
-    shown = [line.split() for line in lines if "to +110.67" in line]
+    words = [line.split() for line in lines if "to +110.67" in line]
     values = "-26.50 ± 12.34 -26.50 ± 12.34 -10.50 -123.45 to +110.67 < 0.0001"
     names = [f"{TITLES[metric][0]}{' ↑' if METRICS[metric] else ' ↓'}" for metric in METRICS]
-    assert [" ".join(line) for line in shown] == [f"{name} {values}" for name in names * 2]
+    assert [" ".join(line) for line in words] == [f"{name} {values}" for name in names * 2]
     assert all(TITLES[metric][1] in " ".join(" ".join(lines).split()) for metric in METRICS)
 
 
@@ -293,9 +293,9 @@ def test_a_terminal_shows_every_column_of_a_comparison(
     [(1, None, "by +0.00 in"), (3, None, "exactly +0.00 in"), (3, 0.9, "+0.00, 95 % interval +0.00 to +0.00")],
 )
 def test_zero_has_no_minus_in_the_sentence(pairs: int, p: float | None, numbers: str) -> None:
-    said = verdict(PairedTest(-0.001, -0.1, p, pairs, -0.0049, -0.0))
-    assert numbers in said
-    assert "-0.00" not in said
+    sentence = verdict(PairedTest(-0.001, -0.1, p, pairs, -0.0049, -0.0))
+    assert numbers in sentence
+    assert "-0.00" not in sentence
 
 
 def test_zero_has_no_sign_in_a_terminal() -> None:

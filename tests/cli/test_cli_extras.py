@@ -24,7 +24,7 @@ def test_a_missing_package(flashback: Command, extra: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("problem", "said"),
+    ("problem", "message"),
     [
         (
             "RuntimeError('operator torchvision::nms\\ndoes not exist')",
@@ -34,14 +34,14 @@ def test_a_missing_package(flashback: Command, extra: str, monkeypatch: pytest.M
     ],
 )
 def test_a_package_that_cannot_be_imported(
-    flashback: Command, workplace: Path, monkeypatch: pytest.MonkeyPatch, problem: str, said: str
+    flashback: Command, workplace: Path, monkeypatch: pytest.MonkeyPatch, problem: str, message: str
 ) -> None:
     (workplace / "timm.py").write_text(f"raise {problem}\n")
     monkeypatch.syspath_prepend(str(workplace))
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     code, out, err = flashback("run", "icarl", *EXTRAS["timm"])
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"timm, which is installed but cannot be imported ({said}" in err
+    assert f"timm, which is installed but cannot be imported ({message}" in err
     assert "install compatible versions" in err
 
 

@@ -87,8 +87,8 @@ def test_many_classes_are_shown_as_the_pairs_confused_most(capsys: pytest.Captur
     confusion[7, 3], confusion[4, 29] = 5, 8
     names = tuple(f"class {number}" for number in range(30))
     models.show_classes(FileEvaluation(names, confusion.tolist(), {}, {}))
-    shown = capsys.readouterr().out
-    pairs = shown[shown.index("confused most often") :].split("\n")
+    output = capsys.readouterr().out
+    pairs = output[output.index("confused most often") :].split("\n")
     assert [line.split() for line in pairs if "class " in line][1:] == [
         ["class", "4", "class", "29", "8"],
         ["class", "7", "class", "3", "5"],

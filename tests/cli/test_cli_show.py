@@ -26,14 +26,14 @@ def rows(out: str) -> dict[str, list[str]]:
 
 def test_every_setting_has_its_source(flashback: Command, workplace: Path) -> None:
     code, out, _ = flashback("show", "icarl", "--set", "training.lr=0.5", "--set", "host.memory_size=100")
-    found, recipe = rows(out), find_recipe("icarl", "split-fashion-mini", "controlled")
+    table, recipe = rows(out), find_recipe("icarl", "split-fashion-mini", "controlled")
     assert code == 0
     assert recipe is not None
-    assert found["training.lr"] == ["0.5", "given"]
-    assert found["host.memory_size"] == ["100", "given"]
-    assert found["training.epochs"] == ["6", recipe.sources["training.epochs"]]
-    assert found["training.momentum"] == ["0.0", "default"]
-    assert found["benchmark.name"] == ["split-fashion-mini", "default"]
+    assert table["training.lr"] == ["0.5", "given"]
+    assert table["host.memory_size"] == ["100", "given"]
+    assert table["training.epochs"] == ["6", recipe.sources["training.epochs"]]
+    assert table["training.momentum"] == ["0.0", "default"]
+    assert table["benchmark.name"] == ["split-fashion-mini", "default"]
     assert list(workplace.iterdir()) == []
 
 
@@ -45,17 +45,17 @@ def test_what_is_left_to_the_benchmark_is_told(
     flashback: Command, workplace: Path, benchmark: str, order: str, sizes: str
 ) -> None:
     command = ["show", "finetune", "--benchmark", benchmark, "--data", workplace]
-    found = rows(flashback(*command)[1])
-    assert found["benchmark.order"] == [order, "the benchmark's own"]
-    assert found["benchmark.sizes"] == [sizes, "the benchmark's own"]
-    given = rows(flashback(*command, "--set", "benchmark.order=7")[1])
-    assert given["benchmark.order"] == ["7", "given"]
+    table = rows(flashback(*command)[1])
+    assert table["benchmark.order"] == [order, "the benchmark's own"]
+    assert table["benchmark.sizes"] == [sizes, "the benchmark's own"]
+    options = rows(flashback(*command, "--set", "benchmark.order=7")[1])
+    assert options["benchmark.order"] == ["7", "given"]
 
 
 def test_the_classes_of_a_file_come_in_their_own_order(flashback: Command, tiny: list[str]) -> None:
-    found = rows(flashback("show", "finetune", *tiny[:6])[1])
-    assert found["benchmark.order"] == ["identity", "the benchmark's own"]
-    assert found["benchmark.sizes"][0] == "[2, 2, 2]"
+    table = rows(flashback("show", "finetune", *tiny[:6])[1])
+    assert table["benchmark.order"] == ["identity", "the benchmark's own"]
+    assert table["benchmark.sizes"][0] == "[2, 2, 2]"
 
 
 def test_a_plan_needs_no_folder(flashback: Command, workplace: Path) -> None:
@@ -82,25 +82,25 @@ def test_a_recipe_file_lies_on_top_of_the_shipped_recipe(flashback: Command, wor
         "{host: icarl, recipes: [{benchmark: split-fashion-mini, kind: controlled, "
         "settings: {training.lr: {value: 0.25, from: my hunch}}}]}"
     )
-    found = rows(flashback("show", "icarl", "--recipe", "own.yaml")[1])
-    assert found["training.lr"] == ["0.25", "my hunch"]
-    assert found["host.net"] == ["smallcnn", "our choice: fits 60 s"]
+    table = rows(flashback("show", "icarl", "--recipe", "own.yaml")[1])
+    assert table["training.lr"] == ["0.25", "my hunch"]
+    assert table["host.net"] == ["smallcnn", "our choice: fits 60 s"]
 
 
 def test_both_arms_are_counted_as_they_are_run(flashback: Command, tiny: list[str]) -> None:
-    found = rows(flashback("show", "icarl", "--flashback", *tiny)[1])
-    assert found["host"][:2] == ["learn: 2 epochs", "3"]
-    assert found["flashback"][:2] == ["phase 1: 1 epoch, phase 2: 1 epoch", "3"]
-    assert found["host"][2:] == found["flashback"][2:]  # an equal budget
-    steps, images = found["host"][3:]
+    table = rows(flashback("show", "icarl", "--flashback", *tiny)[1])
+    assert table["host"][:2] == ["learn: 2 epochs", "3"]
+    assert table["flashback"][:2] == ["phase 1: 1 epoch, phase 2: 1 epoch", "3"]
+    assert table["host"][2:] == table["flashback"][2:]  # an equal budget
+    steps, images = table["host"][3:]
     _, out, _ = flashback("run", "icarl", *tiny[:-2], "--out", "out", "--device", "cpu")
     assert f"{steps} optimiser steps on {images} images" in out
 
 
 def test_hosts_without_knowledge_have_one_arm(flashback: Command, bare: list[str]) -> None:
-    found = rows(flashback("show", "finetune", *bare)[1])
-    assert "host" in found
-    assert "flashback" not in found
+    table = rows(flashback("show", "finetune", *bare)[1])
+    assert "host" in table
+    assert "flashback" not in table
 
 
 def test_an_arm_nobody_asked_for_may_be_impossible(flashback: Command, bare: list[str]) -> None:
@@ -152,9 +152,9 @@ def test_a_dry_run_tells_what_is_done_and_what_is_missing(
     before = sorted(workplace.rglob("*"))
     code, out, _ = flashback("sweep", file, "--out", "out", "--data", "empty", "--dry-run", "--device", "cpu")
     assert code == 0
-    found = rows(out)
-    assert found["split-fashion-mini/finetune/controlled/recipe/host/seed-0"] == ["done"]
-    assert found["split-cifar10/finetune/controlled/recipe/host/seed-0"] == ["waiting"]
+    table = rows(out)
+    assert table["split-fashion-mini/finetune/controlled/recipe/host/seed-0"] == ["done"]
+    assert table["split-cifar10/finetune/controlled/recipe/host/seed-0"] == ["waiting"]
     assert "1 of 2 runs done" in out
     assert out.count("data of") == 1
     assert "The data of cifar10 are missing; put " in out
@@ -170,10 +170,10 @@ def test_a_folder_shows_its_settings_and_results(flashback: Command, bare: list[
     for name in ("out", "out/config.yaml"):
         code, out, err = flashback("show", name)
         assert (code, err) == (0, "")
-        found = rows(out)
-        assert found["training.lr"] == ["0.3"]
-        assert found["benchmark.sizes"] == ["[2, 2, 2]"]
-        assert found["seed"] == ["3"]
+        table = rows(out)
+        assert table["training.lr"] == ["0.3"]
+        assert table["benchmark.sizes"] == ["[2, 2, 2]"]
+        assert table["seed"] == ["3"]
         assert "lwf-mc without flashback on tiny.npz, recipe defaults" in " ".join(out.split())
         assert out.endswith(results)
 

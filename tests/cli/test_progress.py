@@ -22,9 +22,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(progress.time, "monotonic", made)
-    return made
+    result = Clock()
+    monkeypatch.setattr(progress.time, "monotonic", result)
+    return result
 
 
 def made_screen(monkeypatch: pytest.MonkeyPatch, width: int, terminal: bool) -> StringIO:

@@ -90,8 +90,8 @@ def test_the_answers_are_those_of_predict(
 def test_the_last_layer_would_give_other_answers(model: fb.Model) -> None:
     raw = torch.cat([task.test.x[:] for task in model.host.benchmark.tasks])
     with torch.no_grad():
-        own, linear = (model.host.as_module(name)(raw).softmax(1) for name in (None, "linear"))
-    assert (own - linear).abs().max() > 0.01
+        default, linear = (model.host.as_module(name)(raw).softmax(1) for name in (None, "linear"))
+    assert (default - linear).abs().max() > 0.01
 
 
 @pytest.mark.slow

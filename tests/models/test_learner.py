@@ -27,13 +27,13 @@ BENCHMARK = tiny_benchmark()
 
 def arrays(*classes: int, part: str = "train", rows: slice = slice(None), shift: int = 0) -> dict[str, Any]:
     """Images of some classes of the tiny benchmark, by name; shifted, they have the labels of other classes."""
-    chosen = {}
+    images_by_name = {}
     for c in classes:
         source = (c + shift) % 7
         task = next(task for task in BENCHMARK.tasks if source in task.classes)
         images = getattr(task, part)
-        chosen[f"class {c}"] = images.x[images.y == source].permute(0, 2, 3, 1).numpy()[rows]
-    return chosen
+        images_by_name[f"class {c}"] = images.x[images.y == source].permute(0, 2, 3, 1).numpy()[rows]
+    return images_by_name
 
 
 def learner(folder: Path, host: str = "er", **options: Any) -> Learner:
@@ -142,16 +142,16 @@ def test_a_share_of_every_class_is_held_out_and_only_a_budget_is_kept(tmp_path: 
     model = learner(tmp_path / "m", holdout=0.5, held_out_per_class=4)
     version = model.learn(arrays(0, 1))
     assert (version.images, version.held_out) == (12, 12)
-    kept = model.folder.held_out(version)
-    assert torch.bincount(kept.y).tolist() == [4, 4]
+    held_out = model.folder.held_out(version)
+    assert torch.bincount(held_out.y).tolist() == [4, 4]
     trained = learner(tmp_path / "all", holdout=0).learn(arrays(0, 1))
     assert (trained.images, trained.held_out, trained.after) == (24, 0, {})
 
 
 def test_copies_of_held_out_images_are_counted(tmp_path: Path) -> None:
     model = learner(tmp_path / "m", holdout=0.5)
-    kept = model.folder.held_out(model.learn(arrays(0, 1)))
-    again = kept.x[kept.y == 0].permute(0, 2, 3, 1).numpy()
+    held_out = model.folder.held_out(model.learn(arrays(0, 1)))
+    again = held_out.x[held_out.y == 0].permute(0, 2, 3, 1).numpy()
     assert model.learn({**arrays(2), "class 0": again}).copies == len(again) // 2  # the other half is held out again
 
 

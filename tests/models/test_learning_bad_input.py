@@ -97,9 +97,9 @@ def test_images_of_any_kind_and_size_are_learned(tmp_path: Path) -> None:
         [("L", "png"), ("P", "gif"), ("CMYK", "jpg"), ("RGBA", "png"), ("1", "bmp"), ("LA", "png"), ("RGB", "webp")]
     ):
         picture(mode, 9 + 10 * number).save(images / "mixed" / f"{number}.{ending}")
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    picture(side=20).resize((30, 20)).save(images / "mixed" / "turned.jpg", exif=turned)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(side=20).resize((30, 20)).save(images / "mixed" / "turned.jpg", exif=exif)
     version = new(tmp_path / "m").learn(images)
     assert version.skipped == 0
     assert version.images + version.held_out == 12

@@ -113,9 +113,9 @@ def test_a_transformed_data_set_is_a_sentence(tmp_path: Path) -> None:
 def test_pictures_are_turned_upright_and_not_changed() -> None:
     pixels = np.zeros((8, 12, 3), np.uint8)
     pixels[0] = 255  # the upper edge
-    turned, file = Pictures.Exif(), io.BytesIO()
-    turned[0x0112] = 6  # the upper edge of the pixels is the right one of the picture
-    Pictures.fromarray(pixels).save(file, "PNG", exif=turned)
+    exif, file = Pictures.Exif(), io.BytesIO()
+    exif[0x0112] = 6  # the upper edge of the pixels is the right one of the picture
+    Pictures.fromarray(pixels).save(file, "PNG", exif=exif)
     picture = Pictures.open(file)
     (image,) = list_source(VisionFolder([picture], [0]))
     assert image.read(None).shape == (3, 12, 8)

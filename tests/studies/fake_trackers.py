@@ -42,11 +42,11 @@ class FakeRun:
         self.finished += 1
 
     def curves(self) -> Curves:
-        found: Curves = defaultdict(list)
+        result: Curves = defaultdict(list)
         for row in self.rows.values():
             for name in row.keys() - {"steps"}:
-                found[name].append((int(row["steps"]), row[name]))
-        return dict(found)
+                result[name].append((int(row["steps"]), row[name]))
+        return dict(result)
 
 
 class FakeMlflow:

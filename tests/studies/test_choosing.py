@@ -63,40 +63,40 @@ def free_primary_pays(config: Any) -> float:
 
 def test_the_form_that_pays_is_chosen_and_its_recipe_sets_up_both_arms(fake: FakeRuns, tmp_path: Path) -> None:
     fake.score = free_primary_pays
-    chosen = choose_form("lucir", out=tmp_path, settings=SETTINGS)
-    assert chosen.takes_form
-    assert chosen.form is not None
-    assert (chosen.form.name, chosen.tuned.name) == (
+    choice = choose_form("lucir", out=tmp_path, settings=SETTINGS)
+    assert choice.takes_form
+    assert choice.form is not None
+    assert (choice.form.name, choice.tuned.name) == (
         "free-primary (flashback.alpha 0.1)",
         "stability (training.stability 3.0)",
     )
-    assert "Take free-primary (flashback.alpha 0.1) (+2.00 points" in chosen.answer
-    host, form = (configure("lucir", recipe=str(chosen.recipe), flashback=arm) for arm in (False, True))
+    assert "Take free-primary (flashback.alpha 0.1) (+2.00 points" in choice.answer
+    host, form = (configure("lucir", recipe=str(choice.recipe), flashback=arm) for arm in (False, True))
     assert (host.training.stability, form.training.stability) == (3.0, 1.0)  # the form won without that weight
     assert (host.training.epochs, host.benchmark.validation) == (EPOCHS, 0.0)
     assert (form.flashback.phase1_stability, form.flashback.alpha, form.flashback.epochs) == (0.0, 0.1, 3)
-    recipe = chosen.recipe.read_text()
+    recipe = choice.recipe.read_text()
     assert "kind: improved" in recipe
     assert "candidates on validation images" in recipe
     written = json.loads((tmp_path / "trials.json").read_text())
-    assert written["answer"] == chosen.answer
-    assert len(written["trials"]) == len(chosen.trials)
+    assert written["answer"] == choice.answer
+    assert len(written["trials"]) == len(choice.trials)
 
 
 def test_the_host_alone_is_an_answer(fake: FakeRuns, tmp_path: Path) -> None:
     fake.score = lambda config: 50.0 - 2 * config.flashback.enabled
-    chosen = choose_form("lucir", out=tmp_path, settings=SETTINGS)
-    assert not chosen.takes_form
-    assert chosen.tuned is chosen.plain
-    assert chosen.answer.startswith("Take the host alone, as its recipe has it (")
-    assert "gains too little: -2.00 points" in chosen.answer
+    choice = choose_form("lucir", out=tmp_path, settings=SETTINGS)
+    assert not choice.takes_form
+    assert choice.tuned is choice.plain
+    assert choice.answer.startswith("Take the host alone, as its recipe has it (")
+    assert "gains too little: -2.00 points" in choice.answer
 
 
 def test_validation_images_alone_and_within_the_budget(fake: FakeRuns, tmp_path: Path) -> None:
-    chosen = choose_form("lucir", out=tmp_path, settings=SETTINGS, budget=16)
+    choice = choose_form("lucir", out=tmp_path, settings=SETTINGS, budget=16)
     assert all(job.config["benchmark"]["validation"] == 0.1 for job in fake.jobs)
     lengths = [job.config["training"]["epochs"] for job in fake.jobs]
-    assert chosen.spent == sum(lengths) / EPOCHS <= 16
+    assert choice.spent == sum(lengths) / EPOCHS <= 16
     assert lengths == sorted(lengths)
     assert (lengths.count(2), lengths.count(4)) == (13, 5)  # all candidates, then a third of each kind
     assert sorted({job.seed for job in fake.jobs if job.config["training"]["epochs"] == EPOCHS}) == [0, 1]
@@ -107,8 +107,8 @@ def test_validation_images_alone_and_within_the_budget(fake: FakeRuns, tmp_path:
 
 
 def test_forms_of_ones_own_keep_their_share_of_phase_1(fake: FakeRuns, tmp_path: Path) -> None:
-    own = ["flashback.alpha=0.5", "flashback.epochs=4,flashback.alpha=0.3", "training.average=0.9"]
-    choose_form("lucir", out=tmp_path, settings=SETTINGS, forms=own)
+    forms = ["flashback.alpha=0.5", "flashback.epochs=4,flashback.alpha=0.3", "training.average=0.9"]
+    choose_form("lucir", out=tmp_path, settings=SETTINGS, forms=forms)
     phases = {
         (job.config["flashback"]["alpha"], job.config["training"]["epochs"]): job.config["flashback"]["epochs"]
         for job in fake.jobs
@@ -132,10 +132,10 @@ def test_an_interrupted_choice_is_the_uninterrupted_one(fake: FakeRuns, tmp_path
 
 def test_a_candidate_that_fails_comes_last(fake: FakeRuns, tmp_path: Path) -> None:
     fake.score = lambda config: None if config.flashback.alpha == pytest.approx(0.1) else free_primary_pays(config)
-    chosen = choose_form("lucir", out=tmp_path, settings=SETTINGS, forms=["free-primary"], budget=10)
-    assert chosen.form is not None
-    assert chosen.form.name == "free-primary (flashback.alpha 0.01)"
-    assert chosen.trials[1].mean is None
+    choice = choose_form("lucir", out=tmp_path, settings=SETTINGS, forms=["free-primary"], budget=10)
+    assert choice.form is not None
+    assert choice.form.name == "free-primary (flashback.alpha 0.01)"
+    assert choice.trials[1].mean is None
 
 
 def test_a_lead_within_its_standard_error_is_not_taken() -> None:
@@ -152,9 +152,9 @@ def test_a_lead_within_its_standard_error_is_not_taken() -> None:
 
 
 def test_forms_that_do_not_apply_are_left_out(fake: FakeRuns, tmp_path: Path) -> None:
-    chosen = choose_form("oewc", out=tmp_path, settings=SETTINGS, budget=30)
-    assert {name.split()[0] for name in chosen.left_out} == {"running-teacher"}
-    assert all("copy of the whole network" in reason for reason in chosen.left_out.values())
+    choice = choose_form("oewc", out=tmp_path, settings=SETTINGS, budget=30)
+    assert {name.split()[0] for name in choice.left_out} == {"running-teacher"}
+    assert all("copy of the whole network" in reason for reason in choice.left_out.values())
     bare = choose_form("finetune", out=tmp_path / "bare", settings=SETTINGS, budget=30)
     assert bare.form is None
     assert "no form of flashback applies" in bare.answer
@@ -181,9 +181,9 @@ def test_what_makes_no_sense_is_refused(fake: FakeRuns, tmp_path: Path, options:
 def test_an_improved_recipe_is_on_top_of_the_controlled_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from flashback.recipes.catalogue import Recipe, list_recipes
 
-    own = {"training.lr": 0.5}, {"flashback.alpha": 0.7, "training.stability": 2.0}
-    made = Recipe("lucir", "split-cifar10", "improved", *own, dict.fromkeys((*own[0], *own[1]), "trials"))
-    recipes = (*list_recipes(), made)
+    values = {"training.lr": 0.5}, {"flashback.alpha": 0.7, "training.stability": 2.0}
+    improved = Recipe("lucir", "split-cifar10", "improved", *values, dict.fromkeys((*values[0], *values[1]), "trials"))
+    recipes = (*list_recipes(), improved)
     monkeypatch.setattr(resolving, "find_recipe", lambda *key: next(
         (recipe for recipe in recipes if (recipe.host, recipe.benchmark, recipe.kind) == key), None
     ))  # fmt: skip

@@ -27,8 +27,8 @@ QUICK = {
 
 
 def took_over(out: Path) -> dict[str, bool]:
-    found = sorted(out.rglob("run.json"))
-    return {str(path.parent.relative_to(out)): json.loads(path.read_text())["took_over_first_task"] for path in found}
+    files = sorted(out.rglob("run.json"))
+    return {str(path.parent.relative_to(out)): json.loads(path.read_text())["took_over_first_task"] for path in files}
 
 
 def test_flashback_takes_the_first_task_of_its_host_in_a_comparison(tmp_path: Path) -> None:
@@ -45,13 +45,13 @@ def test_flashback_takes_the_first_task_of_its_host_in_a_comparison(tmp_path: Pa
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_all_weights_of_a_sweep_share_one_first_task(tmp_path: Path, jobs: int) -> None:
     sweep = parse_sweep(f"hosts: [lwf-mc]\nsettings: {QUICK}\ngrid: {{flashback.alpha: [0.1, 0.2, 0.3]}}", "made")
-    told: list[Any] = []
-    outcome = run_sweep(sweep, tmp_path, jobs=jobs, device="cpu", watch=lambda outcome, name: told.append)
+    events: list[Any] = []
+    outcome = run_sweep(sweep, tmp_path, jobs=jobs, device="cpu", watch=lambda outcome, name: events.append)
     assert outcome.failures == {}
-    taken = list(took_over(tmp_path).values())
-    assert len(taken) == 4
-    assert jobs > 1 or taken.count(True) == 3  # of those that go on side by side, each may train its own
-    evaluations = [event for event in told if event["event"] == "evaluation" and event["task"] == 0]
+    sources = list(took_over(tmp_path).values())
+    assert len(sources) == 4
+    assert jobs > 1 or sources.count(True) == 3  # of those that go on side by side, each may train its own
+    evaluations = [event for event in events if event["event"] == "evaluation" and event["task"] == 0]
     assert len(evaluations) == 4  # whoever watches sees every run whole
     assert len({json.dumps(event["accuracy"]) for event in evaluations}) == 1
     assert not (tmp_path / SHARED).exists()
@@ -81,9 +81,9 @@ def test_a_first_task_that_could_not_be_left_is_left_by_the_next(
     assert cache.load() is None
     for log in (b"log", b"of another run that was later"):
         cache.store(state, log)
-    found = cache.load()
-    assert found is not None
-    assert found[1] == b"log"
+    cached_state = cache.load()
+    assert cached_state is not None
+    assert cached_state[1] == b"log"
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["key"]
 
 

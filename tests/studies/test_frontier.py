@@ -27,8 +27,8 @@ def trace(tmp_path: Path, out: str = "out", **options: Any) -> Frontier:
     if not benchmark.exists():
         write_tiny(benchmark)
     settings = {**SETTINGS, "benchmark.sizes": [2, 3, 2]}
-    given = {"forms": ["printed", "training.average=0.5"], "weights": [4, 0.25], "seeds": [3], **options}
-    return trace_frontier("lwf-mc", benchmark, out=tmp_path / out, settings=settings, device="cpu", **given)
+    arguments = {"forms": ["printed", "training.average=0.5"], "weights": [4, 0.25], "seeds": [3], **options}
+    return trace_frontier("lwf-mc", benchmark, out=tmp_path / out, settings=settings, device="cpu", **arguments)
 
 
 def test_points_are_those_of_the_runs_and_repeating_trains_nothing(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def made_jobs(folder: Path, *names: str) -> list[jobs_module.Job]:
 def test_a_run_that_found_too_little_memory_beside_others_runs_again_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[list[str], int]] = []
+    requests: list[tuple[list[str], int]] = []
     problems = {
         "hungry": jobs_module.LACK_OF_MEMORY,
         "killed": jobs_module.DIED,
@@ -66,14 +66,14 @@ def test_a_run_that_found_too_little_memory_beside_others_runs_again_alone(
     }
 
     def run_packed(count: int, jobs: Any, watch: Any) -> dict[str, str | None]:
-        asked.append(([job.name for job in jobs], count))
-        return {job.name: problems[job.name] if len(asked) == 1 else None for job in jobs}
+        requests.append(([job.name for job in jobs], count))
+        return {job.name: problems[job.name] if len(requests) == 1 else None for job in jobs}
 
     monkeypatch.setattr(jobs_module, "run_packed", run_packed)
     left = jobs_module.run_jobs(
         made_jobs(tmp_path, *problems), jobs_module.Local(4), lambda name: lambda event: None, tmp_path
     )
-    assert asked[1:] == [(["killed", "hit"], 4), (["hungry"], 1)]
+    assert requests[1:] == [(["killed", "hit"], 4), (["hungry"], 1)]
     assert left == {"wrong": problems["wrong"]}
 
 

@@ -49,7 +49,7 @@ def test_portions_add_up_to_two_devices(monkeypatch: pytest.MonkeyPatch, runs: i
 
 def test_a_run_that_goes_on_has_the_portion_it_began_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(PORTION, "100")
-    for content, kept in [
+    for content, share in [
         (None, "100"),
         ('{"must_match": {"portion": "25"}}', "25"),
         ('{"must_match": {"threads": 1}}', "25"),
@@ -58,7 +58,7 @@ def test_a_run_that_goes_on_has_the_portion_it_began_with(monkeypatch: pytest.Mo
         if content is not None:
             (tmp_path / "run.json").write_text(content)
         jobs_module.keep_portion(tmp_path)
-        assert os.environ[PORTION] == kept
+        assert os.environ[PORTION] == share
 
 
 def test_the_record_names_the_portion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +101,8 @@ def test_mps_is_started_for_the_runs_and_stopped_after_them(
         folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(folder).is_dir()
     assert not {"CUDA_MPS_PIPE_DIRECTORY", PORTION} & os.environ.keys()
-    asked = [line.split() for line in log.read_text().splitlines()]
-    assert asked == [["get_server_list"], ["-d", folder], ["quit", folder]]
+    commands = [line.split() for line in log.read_text().splitlines()]
+    assert commands == [["get_server_list"], ["-d", folder], ["quit", folder]]
 
 
 def test_an_mps_that_runs_already_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_cuda: None) -> None:

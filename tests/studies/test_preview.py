@@ -35,8 +35,8 @@ def uneven(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("host", "flashback"), ARMS)
 def test_the_count_is_that_of_the_run(uneven: Path, host: str, flashback: bool) -> None:
     settings = {"benchmark.sizes": [1, 3, 2], "training.epochs": 3, "training.batch_size": 8, "flashback.epochs": 1}
-    own = {"memory_size": 20, "compression_epochs": 2, "fusion_epochs": 2}
-    settings |= {f"host.{name}": value for name, value in own.items() if hasattr(HOSTS[host].Settings, name)}
+    overrides = {"memory_size": 20, "compression_epochs": 2, "fusion_epochs": 2}
+    settings |= {f"host.{name}": value for name, value in overrides.items() if hasattr(HOSTS[host].Settings, name)}
     config = configure(host, str(uneven), flashback=flashback, settings=settings)
     measured = run(config, device="cpu").history.budget
     counted = preview_cost(config, None)
@@ -48,9 +48,9 @@ def test_a_sketch_has_the_labels_and_decodes_nothing(uneven: Path, monkeypatch: 
     whole = load_benchmark(str(uneven), sizes=[2, 4], validation=0.2)
     sketch = load_benchmark(str(uneven), sizes=[2, 4], validation=0.2, labels_only=True)
     assert sketch.image_shape == (1, 16, 16)
-    for real, drawn in zip(whole.tasks, sketch.tasks, strict=True):
-        assert real.train.y.tolist() == drawn.train.y.tolist()
-        assert real.test.y.tolist() == drawn.test.y.tolist()
+    for real, outline in zip(whole.tasks, sketch.tasks, strict=True):
+        assert real.train.y.tolist() == outline.train.y.tolist()
+        assert real.test.y.tolist() == outline.test.y.tolist()
 
 
 @pytest.mark.parametrize("changes", [{"host.memory_size": 6}, {"training.batch_size": 1}])

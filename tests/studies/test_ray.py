@@ -52,9 +52,9 @@ class TwoNodes:
         import ray
 
         here = ray.get_runtime_context().get_node_id()
-        lost = next(node for node in self.nodes if node.node_id != here)
-        self.nodes.remove(lost)
-        self.cluster.remove_node(lost, allow_graceful=False)
+        other_node = next(node for node in self.nodes if node.node_id != here)
+        self.nodes.remove(other_node)
+        self.cluster.remove_node(other_node, allow_graceful=False)
 
 
 @pytest.fixture(scope="module")

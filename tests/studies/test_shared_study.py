@@ -50,10 +50,10 @@ def test_drivers_divide_the_choices(tmp_path: Path, trials: int, at_a_time: int)
         thread.start()
     for thread in threads:
         thread.join()
-    tried = [choice for driver in drivers for choice in driver.tried]
-    assert len(tried) == different(tried) == min(trials, 12)
+    choices = [choice for driver in drivers for choice in driver.tried]
+    assert len(choices) == different(choices) == min(trials, 12)
     every = Driver(tmp_path, "four").search(trials)
-    assert different([choice for choice, _ in every]) == len(every) == len(tried)
+    assert different([choice for choice, _ in every]) == len(every) == len(choices)
     assert all(value == choice["a"] + choice["b"] for choice, value in every)
 
 
@@ -61,10 +61,10 @@ def test_a_stopped_driver_takes_its_choices_up_again(tmp_path: Path) -> None:
     class StoppedError(Exception):
         pass
 
-    lost: list[Any] = []
+    calls: list[Any] = []
 
     def stop(choices: Sequence[Any]) -> list[float]:
-        lost.extend(map(dict, choices))
+        calls.extend(map(dict, choices))
         raise StoppedError
 
     with pytest.raises(StoppedError):
@@ -74,7 +74,7 @@ def test_a_stopped_driver_takes_its_choices_up_again(tmp_path: Path) -> None:
         assert len(other.search(5)) == 3
     again = Driver(tmp_path, "one")
     assert len(again.search(5)) == 5
-    assert again.tried == lost
+    assert again.tried == calls
     assert different([*again.tried, *other.tried]) == 5
 
 

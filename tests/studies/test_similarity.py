@@ -37,16 +37,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_both_arms_are_compared_with_the_reference(runs: dict[str, Path], tmp_path: Path) -> None:
-    found = compare_representations(runs["host"], runs["flashback"], runs["joint"], device="cpu", out=tmp_path)
-    assert json.loads((tmp_path / "cka.json").read_text()) == found
+    similarity = compare_representations(runs["host"], runs["flashback"], runs["joint"], device="cpu", out=tmp_path)
+    assert json.loads((tmp_path / "cka.json").read_text()) == similarity
     for part in ("old", "new"):
         for arm in ("host", "flashback"):
-            assert len(found[part][arm]) == len(found["layers"]) == 2
-            assert all(0 < value < 1 for value in found[part][arm])
-    assert (found["host"], found["reference"]) == ("lwf-mc", "joint")
-    assert found["seeds"] == {"host": 0, "flashback": 0, "reference": 0}
-    assert found["folders"] == {"host": "host", "flashback": "flashback", "reference": "joint"}
-    assert found["new"]["host"] != found["new"]["flashback"]
+            assert len(similarity[part][arm]) == len(similarity["layers"]) == 2
+            assert all(0 < value < 1 for value in similarity[part][arm])
+    assert (similarity["host"], similarity["reference"]) == ("lwf-mc", "joint")
+    assert similarity["seeds"] == {"host": 0, "flashback": 0, "reference": 0}
+    assert similarity["folders"] == {"host": "host", "flashback": "flashback", "reference": "joint"}
+    assert similarity["new"]["host"] != similarity["new"]["flashback"]
 
 
 def test_both_arms_as_they_were_after_some_tasks(tmp_path: Path) -> None:
@@ -58,13 +58,13 @@ def test_both_arms_as_they_were_after_some_tasks(tmp_path: Path) -> None:
         config = configure(host, path, flashback=name == "flashback", settings={**settings, "benchmark.sizes": "2+3+2"})
         run(config, out=tmp_path / name, device="cpu")
     folders = [tmp_path / name for name in ("host", "flashback", "joint")]
-    found, last = (compare_representations(*folders, device="cpu", after_tasks=tasks) for tasks in (2, None))
-    assert found["host"] == "lwf-mc after 2 tasks"
+    similarity, last = (compare_representations(*folders, device="cpu", after_tasks=tasks) for tasks in (2, None))
+    assert similarity["host"] == "lwf-mc after 2 tasks"
     joint, earlier = load_trained(folders[2], device="cpu"), load_trained(folders[0], device="cpu", after_tasks=2)
     tasks = joint.benchmark.tasks
-    assert found["old"]["host"] == layer_similarity(earlier, joint, [tasks[0].test])
-    assert found["new"]["host"] == layer_similarity(earlier, joint, [tasks[1].test])
-    assert found["new"] != last["new"]
+    assert similarity["old"]["host"] == layer_similarity(earlier, joint, [tasks[0].test])
+    assert similarity["new"]["host"] == layer_similarity(earlier, joint, [tasks[1].test])
+    assert similarity["new"] != last["new"]
     with pytest.raises(FlashbackError, match="at least two tasks"):
         compare_representations(*folders, device="cpu", after_tasks=1)
 
@@ -82,16 +82,16 @@ def test_data_of_ones_own_are_the_same_by_any_path(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     path = write_tiny(tmp_path / "data" / "tiny.npz")
     write_tiny(tmp_path / "other" / "tiny.npz", shift=1)
-    own = {**SETTINGS, "benchmark.sizes": [2, 5], "training.epochs": 2}
+    settings = {**SETTINGS, "benchmark.sizes": [2, 5], "training.epochs": 2}
     for name, host, benchmark in (
         ("host", "lwf-mc", "data/tiny.npz"),
         ("flashback", "lwf-mc", str(path)),
         ("joint", "joint", "./data/tiny.npz"),
         ("stranger", "lwf-mc", "other/tiny.npz"),
     ):
-        run(configure(host, benchmark, flashback=name == "flashback", settings=own), out=name, device="cpu")
-    found = compare_representations("host", "flashback", "joint", device="cpu")
-    assert found["new"]["host"] != found["new"]["flashback"]
+        run(configure(host, benchmark, flashback=name == "flashback", settings=settings), out=name, device="cpu")
+    similarity = compare_representations("host", "flashback", "joint", device="cpu")
+    assert similarity["new"]["host"] != similarity["new"]["flashback"]
     with pytest.raises(FlashbackError, match="the runs were made on other data"):
         compare_representations("stranger", "flashback", "joint", device="cpu")
 
@@ -103,7 +103,7 @@ def test_a_network_is_like_itself(runs: dict[str, Path]) -> None:
 
 
 def test_values_agree_with_the_direct_computation(runs: dict[str, Path]) -> None:
-    found = compare_representations(runs["host"], runs["flashback"], runs["joint"], device="cpu")
+    similarity = compare_representations(runs["host"], runs["flashback"], runs["joint"], device="cpu")
     outputs = []
     for name in ("host", "joint"):
         host = load_trained(runs[name], device="cpu").eval()
@@ -113,8 +113,8 @@ def test_values_agree_with_the_direct_computation(runs: dict[str, Path]) -> None
             with torch.no_grad():
                 layers[layer] = output_of(module, host, images)
         outputs.append(layers)
-    direct = [linear_cka(outputs[0][layer], outputs[1][layer]) for layer in found["layers"]]
-    assert found["new"]["host"] == pytest.approx(direct)
+    direct = [linear_cka(outputs[0][layer], outputs[1][layer]) for layer in similarity["layers"]]
+    assert similarity["new"]["host"] == pytest.approx(direct)
 
 
 def test_a_loaded_network_predicts_as_it_did(runs: dict[str, Path]) -> None:
@@ -137,7 +137,7 @@ def test_what_cannot_be_compared_is_refused(runs: dict[str, Path], tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("chosen", "sentence"),
+    ("names", "sentence"),
     [
         (("flashback", "host", "joint"), "flashback was trained with flashback; the first run is the host alone"),
         (("host", "host", "joint"), "host was trained without flashback; the second run is the same host with it"),
@@ -145,9 +145,9 @@ def test_what_cannot_be_compared_is_refused(runs: dict[str, Path], tmp_path: Pat
         (("host", "flashback", "host"), "is a run of lwf-mc, which learns task by task; the reference is one that saw"),
     ],
 )
-def test_every_run_has_its_place(runs: dict[str, Path], chosen: tuple[str, ...], sentence: str) -> None:
+def test_every_run_has_its_place(runs: dict[str, Path], names: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(FlashbackError, match=sentence):
-        compare_representations(*(runs[name] for name in chosen), device="cpu")
+        compare_representations(*(runs[name] for name in names), device="cpu")
 
 
 def with_settings(run: Path, folder: Path, **changes: Any) -> Path:
@@ -161,8 +161,8 @@ def with_settings(run: Path, folder: Path, **changes: Any) -> Path:
 def test_another_seed_is_told(runs: dict[str, Path], tmp_path: Path) -> None:
     run(configure("lwf-mc", flashback=False, seed=1, settings=SETTINGS), out=tmp_path / "other", device="cpu")
     with pytest.warns(UserWarning, match="have the seeds 1 and 0: they differ by more than flashback"):
-        found = compare_representations(tmp_path / "other", runs["flashback"], runs["joint"], device="cpu")
-    assert found["seeds"] == {"host": 1, "flashback": 0, "reference": 0}
+        similarity = compare_representations(tmp_path / "other", runs["flashback"], runs["joint"], device="cpu")
+    assert similarity["seeds"] == {"host": 1, "flashback": 0, "reference": 0}
 
 
 @pytest.mark.slow
@@ -184,9 +184,9 @@ def test_runs_that_hold_out_other_images_are_refused(
     """CKA would look at training images of some of them."""
     config = yaml.safe_load((runs["joint"] / "config.yaml").read_text(encoding="utf-8"))
     benchmark = config["benchmark"] | {"validation": 0.3}
-    chosen = [runs["host"], runs["flashback"]]
+    folders = [runs["host"], runs["flashback"]]
     if "seed" in changes:
-        chosen = [with_settings(run, tmp_path / run.name, benchmark=benchmark) for run in chosen]
+        folders = [with_settings(run, tmp_path / run.name, benchmark=benchmark) for run in folders]
     other = with_settings(runs["joint"], tmp_path / "other", benchmark=benchmark, seed=changes.get("seed", 0))
     with pytest.raises(FlashbackError, match="hold out other images for validation"):
-        compare_representations(*chosen, other, device="cpu")
+        compare_representations(*folders, other, device="cpu")

@@ -88,13 +88,13 @@ def test_the_signal_of_slurm_saves_first_and_requeues_then(tmp_path: Path, monke
     handlers = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)}
     after_task: list[str] = []
 
-    def attempt_interrupted(*given: Any) -> None:
+    def attempt_interrupted(*arguments: Any) -> None:
         def observe(event: Event) -> None:
             if event["event"] == "evaluation" and not after_task:
                 after_task.append("signalled")
                 signal.raise_signal(signal.SIGUSR2)
 
-        real(*given[:-1], observe)
+        real(*arguments[:-1], observe)
 
     real = on_slurm.attempt_on_node
     try:
@@ -129,8 +129,8 @@ def test_a_driver_that_is_started_again_finds_its_jobs(
 
     with pytest.raises(Interrupted, match="stay in the queue"):
         run_sweep(sweep, tmp_path / "slurm", on=Slurm(), device="cpu", host_file=SLOW_HOST, watch=watch)
-    (noted,) = (tmp_path / "slurm" / FOLDER).glob(f"*/{JOBS}")
-    first = json.loads(noted.read_text())
+    (record,) = (tmp_path / "slurm" / FOLDER).glob(f"*/{JOBS}")
+    first = json.loads(record.read_text())
     seen: list[Any] = []
     follow = Queue.follow
     monkeypatch.setattr(Queue, "follow", lambda self, job, runs: (seen.append(job.job_id), follow(self, job, runs)))

@@ -28,17 +28,17 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_missing_data_are_asked_for_once_and_nothing_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[str]
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def refuse(url: str, *_: object, **__: object) -> str:
-        asked.append(Path(url).name)
+        requests.append(Path(url).name)
         raise OSError("no network")
 
     monkeypatch.setattr(pooch, "retrieve", refuse)
     sweep = parse_sweep("{hosts: [icarl], benchmarks: [split-fashion-mini, split-cifar10], seeds: [0, 1]}", "made")
     with pytest.raises(FlashbackError, match=r"the data of cifar10 are missing.*OSError"):
         run_sweep(sweep, tmp_path / "out", data=tmp_path, device="cpu")
-    assert asked == ["cifar-10-binary.tar.gz"]
+    assert requests == ["cifar-10-binary.tar.gz"]
     assert trained == []
 
 
@@ -53,16 +53,16 @@ def test_other_files_among_the_sweeps_are_passed_over(tmp_path: Path, monkeypatc
 def test_benchmarks_of_one_dataset_fetch_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[str]
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def fetch(url: str, known_hash: str, fname: str, path: Path, **_: object) -> str:
-        asked.append(Path(url).name)
+        requests.append(Path(url).name)
         (path / fname).touch()
         return str(path / fname)
 
     monkeypatch.setattr(pooch, "retrieve", fetch)
     run_sweep("plugins", tmp_path / "out", data=tmp_path, device="cpu")
-    assert asked == ["cifar-100-binary.tar.gz"]
+    assert requests == ["cifar-100-binary.tar.gz"]
     assert len(trained) == 66
 
 

@@ -224,8 +224,8 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_failed_and_a_killed_run_leave_the_others_alone_and_are_all_that_runs_again(tmp_path: Path) -> None:
     """Four runs, one that cannot work and one that is killed."""
-    own = tmp_path / "own.py"
-    own.write_text(
+    host_file = tmp_path / "own.py"
+    host_file.write_text(
         """
 import os, signal
 from pathlib import Path
@@ -260,7 +260,7 @@ parts:
     out = tmp_path / "out"
     environment = {**os.environ, "KILL_MARK": str(tmp_path / "killed"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "flashback", "sweep", str(file), "--out", str(out), "--jobs", "2"]
-    command += ["--device", "cpu", "--host-file", str(own)]
+    command += ["--device", "cpu", "--host-file", str(host_file)]
 
     first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert first.returncode == 1
@@ -381,9 +381,9 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         run_sweep(sweep, tmp_path, device="cpu", watch=lambda outcome, name: stop)
     assert not list(tmp_path.rglob("results.json"))
-    told: list[Event] = []
-    assert run_sweep(sweep, tmp_path, device="cpu", watch=lambda outcome, name: told.append).finished == 1
-    assert {event["task"] for event in told if event["event"] != "end"} == {1}
+    all_events: list[Event] = []
+    assert run_sweep(sweep, tmp_path, device="cpu", watch=lambda outcome, name: all_events.append).finished == 1
+    assert {event["task"] for event in all_events if event["event"] != "end"} == {1}
     (log,) = tmp_path.rglob("log.jsonl")
     events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
     assert (events.count("epoch"), events.count("evaluation")) == (2, 2)

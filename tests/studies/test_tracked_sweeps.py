@@ -23,22 +23,23 @@ SWEEP = f"{{hosts: [finetune], arms: [host], seeds: [0, 1], settings: {SETTINGS}
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What a made tracker was told: begin, values and end, with the folder of the run."""
-    told: list[tuple[str, str]] = []
+    events: list[tuple[str, str]] = []
 
     def made(config: Any, folder: Path, known: str | None) -> Tracker:
-        told.append(("begin", folder.name))
+        events.append(("begin", folder.name))
         return Tracker(
-            lambda values, step, when: told.append(("values", folder.name)), lambda: told.append(("end", folder.name))
+            lambda values, step, when: events.append(("values", folder.name)),
+            lambda: events.append(("end", folder.name)),
         )
 
     monkeypatch.setitem(trackers.OPENERS, "made", made)
     monkeypatch.setitem(trackers.STORES, "made", "made")
     monkeypatch.setitem(sys.modules, "made", types.ModuleType("made"))
-    return told
+    return events
 
 
-def without_repeats(told: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [entry for k, entry in enumerate(told) if k == 0 or told[k - 1] != entry]
+def without_repeats(events: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [entry for k, entry in enumerate(events) if k == 0 or events[k - 1] != entry]
 
 
 def test_runs_of_a_sweep_are_tracked_one_after_the_other(tmp_path: Path, heard: list[tuple[str, str]]) -> None:
@@ -81,7 +82,7 @@ def test_mlflow_gives_every_run_its_own_store(tmp_path: Path, monkeypatch: pytes
     fake = FakeMlflow()
     monkeypatch.setitem(sys.modules, "mlflow", fake)  # type: ignore[arg-type]
     run_sweep(parse_sweep(SWEEP, "made"), tmp_path, device="cpu", track=["mlflow"])
-    stores = [given[0] for name, given in fake.calls if name == "set_tracking_uri" and given[0]]
+    stores = [arguments[0] for name, arguments in fake.calls if name == "set_tracking_uri" and arguments[0]]
     assert [Path(uri).parent.name for uri in stores] == ["seed-0", "seed-1"]
     marks = [name for name, _ in fake.calls if name in ("start_run", "end_run")]
     assert marks == ["start_run", "end_run"] * 2

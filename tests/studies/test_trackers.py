@@ -45,10 +45,10 @@ def train_with(tracker: str, folder: Path) -> dict[str, Any]:
 
 def test_weights_and_biases_gets_losses_and_accuracies(tmp_path: Path, wandb: FakeWandb) -> None:
     result = train_with("wandb", tmp_path / "run")
-    (run,), (asked,) = wandb.runs.values(), wandb.asked
+    (run,), (arguments,) = wandb.runs.values(), wandb.asked
     assert run.finished == 1
     assert run.step_metrics == {"*": "steps"}
-    assert asked["config"]["flashback"]["enabled"] is True
+    assert arguments["config"]["flashback"]["enabled"] is True
     curves = run.curves()
     assert {"loss/task", "loss/stability", "loss/plasticity", "rate"} <= curves.keys()
     steps = [row["steps"] for row in run.rows.values()]
@@ -70,8 +70,8 @@ def test_mlflow_gets_parameters_and_metrics(tmp_path: Path, mlflow: FakeMlflow) 
     names = [name for name, _ in mlflow.calls]
     assert names.count("end_run") == 1
     assert names[-2:] == ["end_run", "set_tracking_uri"]  # the next run of this process has a folder of its own
-    given = dict(reversed(mlflow.calls))
-    assert str(tmp_path) in given["set_tracking_uri"][0]
+    calls = dict(reversed(mlflow.calls))
+    assert str(tmp_path) in calls["set_tracking_uri"][0]
     assert mlflow.parameters["run0"]["host.name"] == "lwf-mc"
     assert mlflow.metrics["run0"]["rate"][0][0] > 0
 
@@ -103,10 +103,10 @@ def test_trackers_need_a_folder() -> None:
 def failing_from(call: int, method: Any) -> Any:
     calls = iter(range(1, 10**6))
 
-    def report(*given: Any, **named: Any) -> Any:
+    def report(*arguments: Any, **named: Any) -> Any:
         if next(calls) >= call:
             raise ConnectionError("the server does not answer")
-        return method(*given, **named)
+        return method(*arguments, **named)
 
     return report
 
@@ -191,9 +191,9 @@ def tracked(tracker: str, folder: Path, checkpoint: int = 1, **options: Any) -> 
 def shown_by_tensorboard(folder: Path) -> Curves:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
-    found.Reload()
-    return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 @pytest.fixture(params=["tensorboard", "wandb", pytest.param("mlflow", marks=pytest.mark.slow)])
@@ -279,7 +279,7 @@ def test_identities_that_make_no_sense_are_none(tmp_path: Path, wandb: FakeWandb
     (tmp_path / "trackers.json").write_text(content)
     with tracking(["wandb"], quick_config("lwf-mc"), tmp_path, resumed=True):
         pass
-    assert [asked["id"] for asked in wandb.asked] == [None]
+    assert [arguments["id"] for arguments in wandb.asked] == [None]
     assert json.loads((tmp_path / "trackers.json").read_text()) == {"wandb": "run0"}
 
 
@@ -297,8 +297,8 @@ def test_weights_and_biases_itself_goes_on_offline(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     interrupted_and_resumed("wandb", tmp_path)
-    own = json.loads((tmp_path / "trackers.json").read_text())["wandb"]
-    assert {path.name.split("-")[-1] for path in (tmp_path / "wandb").glob("offline-run-*")} == {own}
+    identity = json.loads((tmp_path / "trackers.json").read_text())["wandb"]
+    assert {path.name.split("-")[-1] for path in (tmp_path / "wandb").glob("offline-run-*")} == {identity}
 
 
 def test_mlflow_itself_goes_on_in_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

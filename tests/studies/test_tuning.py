@@ -42,10 +42,12 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     def run(config: Any, *, out: Path, **_: Any) -> None:
-        tried = config.flashback
-        if tried.enabled:
+        flashback = config.flashback
+        if flashback.enabled:
             seen.append(config)
-        write_record(config, out, 90 - 10 * abs(tried.alpha - 0.1) - tried.epochs if tried.enabled else 88.5)
+        write_record(
+            config, out, 90 - 10 * abs(flashback.alpha - 0.1) - flashback.epochs if flashback.enabled else 88.5
+        )
 
     monkeypatch.setattr(jobs, "run", run)
     return seen
@@ -54,12 +56,12 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_best_choice_becomes_a_recipe(fake_runs: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     best = tune("icarl", out=tmp_path, trials=30, settings=SETTINGS)
-    chosen = {"flashback.alpha": 0.1, "flashback.epochs": 1}
-    assert (best.choice, best.accuracy, best.host_accuracy) == (chosen, 89.0, 88.5)
+    choice = {"flashback.alpha": 0.1, "flashback.epochs": 1}
+    assert (best.choice, best.accuracy, best.host_accuracy) == (choice, 89.0, 88.5)
     assert all(config.benchmark.validation == 0.1 for config in fake_runs)  # never the test images
     assert len(fake_runs) == len(best.trials) == 4 * 2  # all there are: alphas, and E1 up to half of the epochs
     config = configure("icarl", flashback=True, recipe=str(best.recipe))
-    shipped = configure("icarl", flashback=True, settings={**SETTINGS, **chosen})
+    shipped = configure("icarl", flashback=True, settings={**SETTINGS, **choice})
     assert replace(config, recipe="controlled") == shipped  # tested on the test images, with all that was given
 
 
@@ -70,12 +72,12 @@ def test_the_recipe_is_found_by_any_path_of_the_data(
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     path = write_tiny(tmp_path / "data" / "tiny.npz")
-    own = {"training.epochs": 4, "benchmark.sizes": [2, 5]}
-    best = tune("icarl", "data/tiny.npz", out="tuned", trials=2, settings=own)
+    settings = {"training.epochs": 4, "benchmark.sizes": [2, 5]}
+    best = tune("icarl", "data/tiny.npz", out="tuned", trials=2, settings=settings)
     for benchmark in ("data/tiny.npz", "./data/tiny.npz", path):
         config = configure("icarl", benchmark, flashback=True, recipe=str(best.recipe))
         assert [config.flashback.alpha, config.flashback.epochs] == list(best.choice.values())
-        assert tune("icarl", benchmark, out="tuned", trials=2, settings=own).trials == best.trials
+        assert tune("icarl", benchmark, out="tuned", trials=2, settings=settings).trials == best.trials
     with pytest.raises(FlashbackError, match=r"has no recipe for icarl on other\.npz"):
         configure("icarl", "other.npz", flashback=True, recipe=str(best.recipe))
     assert "tuned" not in read_report("tuned").skipped
@@ -127,9 +129,9 @@ def test_a_choice_that_does_not_reach_the_host_is_no_gain(
     monkeypatch.setattr(jobs, "run", run)
     with pytest.raises(SystemExit):
         main(["tune", "icarl", "--out", str(tmp_path), "--trials", "1"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "45.00" in said
-    assert "The last row is the host alone. No choice is better on these images" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "45.00" in output
+    assert "The last row is the host alone. No choice is better on these images" in output
     assert "of the host alone 45.00" in (tmp_path / "recipe.yaml").read_text()
 
 
@@ -182,7 +184,7 @@ def test_an_interrupted_study_equals_one_that_was_not(
 ) -> None:
     pytest.importorskip("optuna")
     whole = tune("icarl", out=tmp_path / "whole", trials=7, settings=SETTINGS)
-    tried = [config.flashback for config in fake_runs]
+    settings = [config.flashback for config in fake_runs]
     fake_runs.clear()
     working, started = jobs.run, 0
 
@@ -199,7 +201,7 @@ def test_an_interrupted_study_equals_one_that_was_not(
         with suppress(Interrupted):
             result = tune("icarl", out=tmp_path / "stopped", trials=7, settings=SETTINGS)
     assert started > 8  # the host and seven choices, and at least one of them again
-    assert [config.flashback for config in fake_runs] == tried
+    assert [config.flashback for config in fake_runs] == settings
     assert replace(result, recipe=whole.recipe) == whole
     assert result.recipe.read_bytes() == whole.recipe.read_bytes()
 
@@ -302,8 +304,8 @@ def test_settings_of_both_arms_are_chosen_for_the_host_alone(runs_of_the_host: l
 
 def test_a_choice_that_is_the_recipes_own_runs_once(runs_of_the_host: list[Any], tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    own = configure("lwf-mc").training.lr
-    best = tune("lwf-mc", out=tmp_path, over={"training.lr": [own, 2 * own]}, trials=2, settings=BOTH)
+    rate = configure("lwf-mc").training.lr
+    best = tune("lwf-mc", out=tmp_path, over={"training.lr": [rate, 2 * rate]}, trials=2, settings=BOTH)
     assert len(runs_of_the_host) == 2
     assert best.host_accuracy in [trial["accuracy"] for trial in best.trials]
 
@@ -369,9 +371,9 @@ def test_the_command_takes_values_with_commas_or_a_list(
         with pytest.raises(SystemExit) as end:
             main([*words, "--over", f"training.lr={values}"])
         assert end.value.code == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert "training.lr" in said
-        assert "The last row is the host alone as its recipe has it." in said
+        output = " ".join(capsys.readouterr().out.split())
+        assert "training.lr" in output
+        assert "The last row is the host alone as its recipe has it." in output
     with pytest.raises(SystemExit) as end:
         main([*words, "--over", "training.lr"])
     assert end.value.code != 0

@@ -35,8 +35,8 @@ def test_the_update_is_that_of_two_groups_in_torch(optimiser: str) -> None:
     step = TrainingStep(host, stage, stage.stream(), "fp32")
     backbone, head = reference.net.backbone.parameters(), reference.net.head.parameters()
     groups = [{"params": [*backbone], "lr": factor * lr}, {"params": [*head]}]
-    made: Any = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimiser]
-    plain = made(groups, lr=lr, weight_decay=0.01, **({"momentum": 0.9} if optimiser == "sgd" else {}))
+    optimisers: Any = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimiser]
+    plain = optimisers(groups, lr=lr, weight_decay=0.01, **({"momentum": 0.9} if optimiser == "sgd" else {}))
     images = host.task.train
     for k in range(4):
         rows = torch.arange(8 * k, 8 * k + 8) % len(images)
@@ -48,8 +48,8 @@ def test_the_update_is_that_of_two_groups_in_torch(optimiser: str) -> None:
         logits = reference.net(reference.views.plain(images.x[rows])).logits
         torch.nn.functional.cross_entropy(logits, images.y[rows]).backward()
         plain.step()
-    for ours, theirs in zip(host.net.parameters(), reference.net.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for first, second in zip(host.net.parameters(), reference.net.parameters(), strict=True):
+        torch.testing.assert_close(first, second)
 
 
 def test_without_a_factor_there_is_one_group() -> None:
@@ -104,8 +104,8 @@ def test_hosts_with_several_backbones_refuse_both(name: str, setting: dict[str, 
 
 @pytest.mark.parametrize("name", EVERY_HOST)
 def test_hosts_say_whether_they_make_several_backbones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, new_backbone = [], Host.new_backbone
-    monkeypatch.setattr(Host, "new_backbone", lambda *given: made.append(given) or new_backbone(*given))
+    calls, new_backbone = [], Host.new_backbone
+    monkeypatch.setattr(Host, "new_backbone", lambda *arguments: calls.append(arguments) or new_backbone(*arguments))
     benchmark = tiny_benchmark((2, 2), per_class=6, test_per_class=2)
     host = quick_host(name, benchmark, **small_settings(name))
     Trainer(host, benchmark).run()
@@ -113,7 +113,7 @@ def test_hosts_say_whether_they_make_several_backbones(name: str, monkeypatch: p
     copies = [module for module in host.modules() if isinstance(module, Backbone) and module not in known]
     # Some keep the old modules in their knowledge; DyTox adds tokens to one backbone.
     adds_modules = host.family == "dynamic" and name != "dytox"
-    built = [given for given in made if given[0] is host]  # another host measures the untrained accuracies
+    built = [arguments for arguments in calls if arguments[0] is host]  # another host measures the untrained accuracies
     assert (adds_modules or max(len(built), len(copies)) > 1) != HOSTS[name].has_one_backbone
 
 

@@ -48,15 +48,15 @@ def slow_accuracy(host: Host, judge: Judge, task: Task, columns: Sequence[int], 
     return 100 * right / len(task.test)
 
 
-@pytest.mark.parametrize("chosen", [[0], [2, 0], [1]])
-def test_some_tasks_are_still_told_among_all_classes_learned(chosen: list[int]) -> None:
+@pytest.mark.parametrize("positions", [[0], [2, 0], [1]])
+def test_some_tasks_are_still_told_among_all_classes_learned(positions: list[int]) -> None:
     host, judge = judged_host(10.0)
     host.task = host.benchmark.tasks[-1]
-    tasks = [host.benchmark.tasks[k] for k in chosen]
-    found = evaluate(host, tasks)["judge"]["class_incremental"]
-    assert found == [slow_accuracy(host, judge, task, range(host.benchmark.classes)) for task in tasks]
+    tasks = [host.benchmark.tasks[k] for k in positions]
+    accuracies = evaluate(host, tasks)["judge"]["class_incremental"]
+    assert accuracies == [slow_accuracy(host, judge, task, range(host.benchmark.classes)) for task in tasks]
     whole = evaluate(host, host.benchmark)["judge"]["class_incremental"]
-    assert found == [whole[k] for k in chosen]
+    assert accuracies == [whole[k] for k in positions]
 
 
 @pytest.mark.parametrize("lure", [0.0, 10.0, 1e6])

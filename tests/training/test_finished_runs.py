@@ -18,8 +18,8 @@ from helpers import quick_config, quick_host, tiny_benchmark, write_tiny
 
 
 def short(benchmark: str | Path, host: str = "finetune", flashback: bool = False, **settings: Any) -> RunConfig:
-    own = {"benchmark.sizes": [2, 3, 2], "training.epochs": 1, "flashback.second_epochs": 1, **settings}
-    return fb.configure(host, benchmark, flashback=flashback, settings=own)
+    overrides = {"benchmark.sizes": [2, 3, 2], "training.epochs": 1, "flashback.second_epochs": 1, **settings}
+    return fb.configure(host, benchmark, flashback=flashback, settings=overrides)
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_finished_run_is_read_back_and_not_trained(
     here: Path, monkeypatch: pytest.MonkeyPatch, host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {"host.memory_size": 14} if host != "joint" else {}
-    own |= {"host.compression_epochs": 1} if host == "foster" else {}
-    config = short("data/tiny.npz", host, flashback=host != "joint", **own)
+    settings = {"host.memory_size": 14} if host != "joint" else {}
+    settings |= {"host.compression_epochs": 1} if host == "foster" else {}
+    config = short("data/tiny.npz", host, flashback=host != "joint", **settings)
     first = fb.run(config, out="out", device="cpu")
     monkeypatch.setattr(fb.Trainer, "run", lambda trainer: pytest.fail("trained"))
     again = fb.run(config, out="out", device="cpu", observers=[pytest.fail], progress=True)
@@ -60,15 +60,15 @@ def test_a_script_that_loops_over_seeds_may_be_started_again(here: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"training.lr": 0.5}, r"^out holds a finished run of another configuration \(differs in training\.lr\)"),
         ({"seed": 3}, r"\(differs in seed\); choose another folder"),
     ],
 )
-def test_a_finished_run_of_other_settings_is_refused(here: Path, change: dict[str, Any], said: str) -> None:
+def test_a_finished_run_of_other_settings_is_refused(here: Path, change: dict[str, Any], message: str) -> None:
     fb.run(short("data/tiny.npz"), out="out", device="cpu")
-    with pytest.raises(fb.FlashbackError, match=said):
+    with pytest.raises(fb.FlashbackError, match=message):
         fb.run(short("data/tiny.npz", **change), out="out", device="cpu")
     fb.run(short("data/tiny.npz", **{"checkpoint.minutes": 9.0}), out="out", device="cpu")  # changes nothing of a run
     with pytest.raises(fb.FlashbackError, match=r"^the run in out is finished; there is nothing to resume$"):
@@ -144,14 +144,14 @@ def test_a_run_goes_on_and_is_found_by_another_spelling_of_its_data(here: Path) 
 
 
 def test_a_run_is_loaded_and_made_again_from_anywhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = fb.run(short("data/tiny.npz"), out="out", device="cpu")
+    result = fb.run(short("data/tiny.npz"), out="out", device="cpu")
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     for folder in (here, here / "data"):  # by the path of the record, or by the name of the file
         host = fb.load_trained("../out", data=folder, device="cpu")
         row = fb.evaluate(host, host.benchmark)["linear"]["class_incremental"]
-        assert row == made["class_incremental"]["matrix"][-1]
-    assert fb.run(short("data/tiny.npz"), data=here, device="cpu").as_dict() == made.as_dict()
+        assert row == result["class_incremental"]["matrix"][-1]
+    assert fb.run(short("data/tiny.npz"), data=here, device="cpu").as_dict() == result.as_dict()
 
 
 def test_sizes_in_short_need_the_data_folder_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +215,8 @@ def test_images_of_another_shape_are_refused_by_name() -> None:
     for shape in ((3, 12, 12), (1, 16, 16)):
         with pytest.raises(fb.FlashbackError) as caught:
             fb.evaluate(host, tiny_benchmark(shape=shape))
-        said = f"this host was built for images of shape [1, 12, 12], not {list(shape)}"
-        assert str(caught.value).startswith(said)
+        message = f"this host was built for images of shape [1, 12, 12], not {list(shape)}"
+        assert str(caught.value).startswith(message)
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
@@ -255,15 +255,15 @@ def test_seeds_may_be_numbers_of_numpy(tmp_path: Path) -> None:
 
 
 def test_a_run_and_a_comparison_do_not_share_a_folder(here: Path) -> None:
-    own = {"benchmark.sizes": [2, 3, 2], "training.epochs": 2, "flashback.epochs": 1}
+    settings = {"benchmark.sizes": [2, 3, 2], "training.epochs": 2, "flashback.epochs": 1}
     fb.run(short("data/tiny.npz"), out="run", device="cpu")
     with pytest.raises(fb.FlashbackError, match=r"^run holds a run; choose another folder"):
-        fb.compare("lwf-mc", "data/tiny.npz", seeds=[0], out="run", settings=own, device="cpu")
-    found = fb.compare("lwf-mc", "data/tiny.npz", seeds=[0], out="compared", settings=own, device="cpu")
+        fb.compare("lwf-mc", "data/tiny.npz", seeds=[0], out="run", settings=settings, device="cpu")
+    result = fb.compare("lwf-mc", "data/tiny.npz", seeds=[0], out="compared", settings=settings, device="cpu")
     with pytest.raises(fb.FlashbackError, match=r"^compared holds a comparison; choose another folder"):
         fb.run(short("data/tiny.npz"), out="compared", device="cpu")
-    assert repr(found).startswith("lwf-mc on ")
-    assert found.sentence in repr(found)
-    row = found.row("task_incremental", "forgetting")
+    assert repr(result).startswith("lwf-mc on ")
+    assert result.sentence in repr(result)
+    row = result.row("task_incremental", "forgetting")
     assert row.right.mean - row.left.mean == pytest.approx(row.test.difference)
     assert (row.test.p, row.test.pairs) == (None, 1)

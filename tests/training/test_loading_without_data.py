@@ -31,9 +31,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(host: str, flashback: bool = False, **changes: Any) -> fb.TrainingResult:
-    own = {"benchmark.sizes": [2, 3, 2], "benchmark.order": 3, "training.epochs": 1, "flashback.second_epochs": 1}
+    settings = {"benchmark.sizes": [2, 3, 2], "benchmark.order": 3, "training.epochs": 1, "flashback.second_epochs": 1}
     config = fb.configure(
-        host, "tiny.npz", flashback=flashback, settings={**own, **short_settings(HOSTS[host]), **changes}
+        host, "tiny.npz", flashback=flashback, settings={**settings, **short_settings(HOSTS[host]), **changes}
     )
     return fb.run(config, out="out", device="cpu")
 
@@ -54,7 +54,7 @@ def test_the_benchmark_of_a_record_is_the_one_it_was_made_on(here: Path) -> None
     trained("finetune", **{"benchmark.tasks": 2})
     whole = fb.load_benchmark("tiny.npz", sizes=[2, 3, 2], order=3, tasks=2)
     (here / "tiny.npz").unlink()
-    found = fb.load_trained("out", device="cpu").benchmark
+    benchmark = fb.load_trained("out", device="cpu").benchmark
     for name in (
         "name",
         "dataset",
@@ -67,9 +67,9 @@ def test_the_benchmark_of_a_record_is_the_one_it_was_made_on(here: Path) -> None
         "sizes",
         "classes",
     ):
-        assert getattr(found, name) == getattr(whole, name), name
-    assert repr(found) == repr(whole)
-    for one, other in zip(found.tasks, whole.tasks, strict=True):
+        assert getattr(benchmark, name) == getattr(whole, name), name
+    assert repr(benchmark) == repr(whole)
+    for one, other in zip(benchmark.tasks, whole.tasks, strict=True):
         assert (one.index, one.classes, one.before, one.new) == (other.index, other.classes, other.before, other.new)
         assert (len(one.train), len(one.test)) == (len(other.train), len(other.test))
 
@@ -77,7 +77,9 @@ def test_the_benchmark_of_a_record_is_the_one_it_was_made_on(here: Path) -> None
 def test_images_are_opened_once_when_they_are_asked_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = trained("icarl")
     opened, open_benchmark = list[str](), running.open_benchmark
-    monkeypatch.setattr(running, "open_benchmark", lambda *given: opened.append("once") or open_benchmark(*given))
+    monkeypatch.setattr(
+        running, "open_benchmark", lambda *arguments: opened.append("once") or open_benchmark(*arguments)
+    )
     host = fb.load_trained("out", device="cpu")
     assert opened == []
     row = fb.evaluate(host, host.benchmark)
@@ -118,10 +120,10 @@ def test_a_record_from_before_needs_its_data(here: Path) -> None:
 
 def test_the_record_says_what_a_user_would_look_for(here: Path) -> None:
     trained("finetune")
-    said = json.loads(Path("out/run.json").read_text())[DATA]
-    assert said["image_shape"] == [1, 12, 12]
-    assert said["class_names"] == [str(label) for label in fb.load_benchmark("tiny.npz", sizes=[7], order=3).order]
-    assert (said["training_images"], said["test_images"]) == ([24, 36, 24], [12, 18, 12])
+    data = json.loads(Path("out/run.json").read_text())[DATA]
+    assert data["image_shape"] == [1, 12, 12]
+    assert data["class_names"] == [str(label) for label in fb.load_benchmark("tiny.npz", sizes=[7], order=3).order]
+    assert (data["training_images"], data["test_images"]) == ([24, 36, 24], [12, 18, 12])
 
 
 RECORD = {

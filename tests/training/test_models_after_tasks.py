@@ -28,8 +28,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config_of(host: str, flashback: bool = False, **changes: Any) -> fb.RunConfig:
-    own = {"benchmark.sizes": SIZES, "training.epochs": 1, "flashback.second_epochs": 1, "checkpoint.tasks": True}
-    settings = {**own, **short_settings(HOSTS[host]), **changes}
+    overrides = {"benchmark.sizes": SIZES, "training.epochs": 1, "flashback.second_epochs": 1, "checkpoint.tasks": True}
+    settings = {**overrides, **short_settings(HOSTS[host]), **changes}
     return fb.configure(host, "tiny.npz", flashback=flashback, settings=settings)
 
 
@@ -44,10 +44,10 @@ def assert_as_measured(result: Any, folder: str = "out") -> None:
     tasks = fb.load_benchmark("tiny.npz", sizes=SIZES).tasks
     for learned in range(1, len(SIZES) + 1):
         host = fb.load_trained(folder, device="cpu", after_tasks=learned)
-        found = fb.evaluate(host, tasks[:learned])
+        accuracies = fb.evaluate(host, tasks[:learned])
         for classifier, settings in result.classifiers.items():
             for setting in SETTINGS:
-                assert found[classifier][setting] == settings[setting]["matrix"][learned - 1]
+                assert accuracies[classifier][setting] == settings[setting]["matrix"][learned - 1]
         columns = host.predict(torch.cat([task.test.x for task in tasks]))
         assert columns.max() < sum(SIZES[:learned])  # classes of later tasks are not known yet
 
@@ -117,8 +117,8 @@ def test_a_lost_checkpoint_is_told() -> None:
 
 
 def test_keeping_models_changes_nothing_of_a_run() -> None:
-    kept, bare = (
+    full, bare = (
         trained("icarl", flashback=True),
         trained("icarl", flashback=True, out="b", **{"checkpoint.tasks": False}),
     )
-    assert kept.as_dict() == bare.as_dict()
+    assert full.as_dict() == bare.as_dict()

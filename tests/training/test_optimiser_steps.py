@@ -32,21 +32,21 @@ def step_of(host: Host, **changes: Any) -> TrainingStep:
 # ---------------------------------------------------------------- against the formulas
 
 
-def by_hand(weight: Tensor, gradients: list[Tensor], rates: list[float], chosen: Optimisation) -> Tensor:
+def by_hand(weight: Tensor, gradients: list[Tensor], rates: list[float], optimisation: Optimisation) -> Tensor:
     """Algorithm 1 of Kingma and Ba (2015); its weight decay is a part of the gradient, that of Loshchilov and Hutter
     (2019, Algorithm 2) is not."""
     theta = weight.double()
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
-    beta1, beta2 = chosen.betas
+    beta1, beta2 = optimisation.betas
     for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
         g = gradient.double()
-        if chosen.optimiser == "adam":
-            g = g + chosen.weight_decay * theta
+        if optimisation.optimiser == "adam":
+            g = g + optimisation.weight_decay * theta
         else:
-            theta = theta - rate * chosen.weight_decay * theta
+            theta = theta - rate * optimisation.weight_decay * theta
         first = beta1 * first + (1 - beta1) * g
         second = beta2 * second + (1 - beta2) * g**2
-        theta = theta - rate * (first / (1 - beta1**t)) / ((second / (1 - beta2**t)).sqrt() + chosen.eps)
+        theta = theta - rate * (first / (1 - beta1**t)) / ((second / (1 - beta2**t)).sqrt() + optimisation.eps)
     return theta
 
 
@@ -56,27 +56,27 @@ def by_hand(weight: Tensor, gradients: list[Tensor], rates: list[float], chosen:
 )
 def test_steps_are_those_of_the_papers(optimiser: str, settings: dict[str, Any]) -> None:
     host = quick_host("finetune")
-    chosen = Optimisation(0.01, optimiser=optimiser, **settings)
+    optimisation = Optimisation(0.01, optimiser=optimiser, **settings)
     gradients: list[list[Tensor]] = []
 
     def note(_: Any) -> None:
         gradients.append([p.grad.clone() for p in host.net.parameters() if p.grad is not None])
 
     before = [parameter.detach().clone() for parameter in host.net.parameters()]
-    step = step_of(host, optimisation=chosen, before_update=note)
+    step = step_of(host, optimisation=optimisation, before_update=note)
     rates = [0.01, 0.01, 0.002]
     for rate, indices in zip(rates, torch.arange(24).split(8), strict=True):
         set_rate(step.optimiser, rate)
         step(indices)
     for k, parameter in enumerate(host.net.parameters()):
-        expected = by_hand(before[k], [own[k] for own in gradients], rates, chosen)
+        expected = by_hand(before[k], [gradients_of_step[k] for gradients_of_step in gradients], rates, optimisation)
         torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-6)
         assert not torch.equal(parameter, before[k])
 
 
 def test_a_run_takes_its_settings_from_the_configuration() -> None:
-    own = {"optimiser": "adamw", "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.02, "lr": 0.004}
-    host = quick_host("finetune", **{f"training__{key}": value for key, value in own.items()})
+    settings = {"optimiser": "adamw", "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.02, "lr": 0.004}
+    host = quick_host("finetune", **{f"training__{key}": value for key, value in settings.items()})
     optimiser = build_optimiser(host.stages()[0])
     assert type(optimiser) is torch.optim.AdamW
     (group,) = optimiser.param_groups
@@ -102,8 +102,10 @@ def test_its_state_has_one_structure_from_the_start(optimiser: str) -> None:
     """A captured step and a checkpoint rely on it; a parameter that no loss reaches has its place, and stays."""
     host = quick_host("finetune")
     idle = nn.Parameter(torch.ones(3))
-    chosen = Optimisation(0.01, momentum=0.9 if optimiser == "sgd" else 0.0, weight_decay=0.1, optimiser=optimiser)
-    step = step_of(host, optimisation=chosen, parameters=lambda: [*host.trained_parameters(), idle])
+    optimisation = Optimisation(
+        0.01, momentum=0.9 if optimiser == "sgd" else 0.0, weight_decay=0.1, optimiser=optimiser
+    )
+    step = step_of(host, optimisation=optimisation, parameters=lambda: [*host.trained_parameters(), idle])
     before = step.state()
     names = [f"{name}.{k}" for name in KEPT[optimiser] for k in range(len(host.trained_parameters()) + 1)]
     assert before.keys() == {*names, "finite", "finite_steps"}
@@ -162,8 +164,8 @@ def ended(
     optimiser: str, checkpointer: Moments, state: RunState | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A run of iCaRL with flashback, from the beginning or from a state, as a new process would make it."""
-    own = {"training__lr": 0.01, "training__weight_decay": 0.01, "training__epochs": 4, "flashback__epochs": 2}
-    config = quick_config("icarl", True, training__optimiser=optimiser, host__memory_size=21, **own)
+    settings = {"training__lr": 0.01, "training__weight_decay": 0.01, "training__epochs": 4, "flashback__epochs": 2}
+    config = quick_config("icarl", True, training__optimiser=optimiser, host__memory_size=21, **settings)
     benchmark = tiny_benchmark()
     checkpointer.trainer = trainer = Trainer(
         build_method(config, benchmark, "cpu"), benchmark, checkpointer=checkpointer

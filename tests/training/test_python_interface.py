@@ -22,17 +22,17 @@ from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
 
 def test_a_host_is_built_where_a_run_would_train_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | torch.device] = []
+    requests: list[str | torch.device] = []
 
     def select(device: str | torch.device = "auto") -> torch.device:
-        asked.append(device)
+        requests.append(device)
         return torch.device("cpu")
 
     monkeypatch.setattr(building, "select_device", select)
     host = fb.build_host(quick_config("finetune"), tiny_benchmark())
     fb.build_host(quick_config("finetune"), tiny_benchmark(), "cuda")
     fb.build_host(quick_config("finetune"), tiny_benchmark(), torch.device("cpu"))
-    assert asked == ["auto", "cuda", torch.device("cpu")]
+    assert requests == ["auto", "cuda", torch.device("cpu")]
     assert host.device == torch.device("cpu")
 
 
@@ -71,7 +71,7 @@ def test_a_mistyped_setting_of_flashback_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"support": "everything"}, r"flashback\.support must be one of host, all, memory, not 'everything'"),
         ({"phase1_schedule": "hosts"}, r"flashback\.phase1_schedule must be one of none, host, not 'hosts'"),
@@ -88,8 +88,8 @@ def test_a_mistyped_setting_of_flashback_is_named() -> None:
         ({"settings": FlashbackConfig(support="everything")}, r"flashback\.support must be one of"),  # type: ignore[arg-type]
     ],
 )
-def test_nonsense_for_flashback_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(fb.FlashbackError, match=f"^{said}") as caught:
+def test_nonsense_for_flashback_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(fb.FlashbackError, match=f"^{message}") as caught:
         fb.Flashback(quick_host("lwf-mc"), **changes)
     assert "\n" not in str(caught.value)
 
@@ -97,8 +97,8 @@ def test_nonsense_for_flashback_is_refused(changes: dict[str, Any], said: str) -
 def test_numbers_for_flashback_are_taken_as_a_configuration_takes_them() -> None:
     settings = fb.Flashback(quick_host("lwf-mc"), alpha=1, epochs=1, alpha_schedule="rising").settings
     assert (type(settings.alpha), settings.epochs, settings.alpha_schedule) == (float, 1, "rising")
-    given = FlashbackConfig(epochs=1, alpha=0.25)
-    assert fb.Flashback(quick_host("lwf-mc"), given, start=0.5).settings == replace(given, enabled=True, start=0.5)
+    config = FlashbackConfig(epochs=1, alpha=0.25)
+    assert fb.Flashback(quick_host("lwf-mc"), config, start=0.5).settings == replace(config, enabled=True, start=0.5)
 
 
 def test_a_configuration_takes_plain_names_as_a_host_does() -> None:
@@ -132,7 +132,7 @@ def test_a_run_needs_a_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: fb.build_host("icarl", "split-fashion-mini"), "not str; load it with fb.load_benchmark"),
         (lambda: fb.build_host(3, tiny_benchmark()), "the name of a host or what fb.configure returns, not int"),
@@ -142,8 +142,8 @@ def test_a_run_needs_a_configuration() -> None:
         (lambda: fb.Flashback("lwf-mc"), "wraps a host that stands alone, not str"),
     ],
 )
-def test_other_things_are_refused_with_one_sentence(call: Callable[[], object], said: str) -> None:
-    with pytest.raises(fb.FlashbackError, match=said):
+def test_other_things_are_refused_with_one_sentence(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(fb.FlashbackError, match=message):
         call()
 
 
@@ -171,7 +171,7 @@ def test_flashback_is_not_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "said"),
+    ("settings", "message"),
     [
         ({"name": "other"}, "benchmark.name is 'other' in the configuration but 'tiny'"),
         ({"sizes": [4, 3]}, r"benchmark.sizes is \[4, 3\] in the configuration but \[2, 3, 2\]"),
@@ -182,14 +182,14 @@ def test_flashback_is_not_dropped() -> None:
         ({"order": "seed"}, "benchmark.order is"),
     ],
 )
-def test_a_benchmark_that_contradicts_the_configuration_is_refused(chosen: dict[str, Any], said: str) -> None:
-    config = quick_config("finetune", **{f"benchmark__{key}": value for key, value in chosen.items()})
-    with pytest.raises(fb.FlashbackError, match=said):
+def test_a_benchmark_that_contradicts_the_configuration_is_refused(settings: dict[str, Any], message: str) -> None:
+    config = quick_config("finetune", **{f"benchmark__{key}": value for key, value in settings.items()})
+    with pytest.raises(fb.FlashbackError, match=message):
         fb.build_host(config, tiny_benchmark((2, 3, 2)), "cpu")
 
 
 @pytest.mark.parametrize(
-    "chosen",
+    "settings",
     [
         {},
         {"name": "data/tiny.npz"},
@@ -198,8 +198,8 @@ def test_a_benchmark_that_contradicts_the_configuration_is_refused(chosen: dict[
         {"order": [0, 1, 2, 3, 4, 5, 6]},
     ],
 )
-def test_a_benchmark_that_is_what_the_configuration_says_is_taken(chosen: dict[str, Any]) -> None:
-    config = quick_config("finetune", **{f"benchmark__{key}": value for key, value in chosen.items()})
+def test_a_benchmark_that_is_what_the_configuration_says_is_taken(settings: dict[str, Any]) -> None:
+    config = quick_config("finetune", **{f"benchmark__{key}": value for key, value in settings.items()})
     assert fb.build_host(config, tiny_benchmark((2, 3, 2)), "cpu").config is config
 
 

@@ -88,12 +88,12 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
         wait_for(lambda: '"epoch"' in read_text(tmp_path / "run" / "log.jsonl"))
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
-        _, said = started.communicate(timeout=60)
+        _, errors = started.communicate(timeout=60)
     finally:
         started.kill()
     assert started.returncode == 1
-    assert [line for line in said.splitlines() if line.startswith("error: ")] == [LOST]
-    assert "was ended by SIGKILL" in said
+    assert [line for line in errors.splitlines() if line.startswith("error: ")] == [LOST]
+    assert "was ended by SIGKILL" in errors
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

@@ -114,9 +114,9 @@ def stream(start: int, count: int) -> Stream:
 
 
 def test_a_stream_of_images_is_not_stored_anywhere() -> None:
-    made = stream(0, 3)
-    assert len(made) == 3
-    assert made.slots.tolist() == [NOT_STORED] * 3
+    images = stream(0, 3)
+    assert len(images) == 3
+    assert images.slots.tolist() == [NOT_STORED] * 3
 
 
 def test_joined_streams_keep_images_labels_and_slots_together() -> None:
@@ -136,13 +136,13 @@ def test_joining_an_empty_stream_changes_nothing() -> None:
 
 
 def test_the_order_of_an_epoch_depends_on_its_key_alone() -> None:
-    made = stream(0, 30)
+    images = stream(0, 30)
     torch.rand(3)
-    order = made.order(0, 1, "learn", 2)
+    order = images.order(0, 1, "learn", 2)
     assert sorted(order.tolist()) == list(range(30))
     assert torch.equal(order, stream(5, 30).order(0, 1, "learn", 2))
     for other in [(1, 1, "learn", 2), (0, 2, "learn", 2), (0, 1, "phase 1", 2), (0, 1, "learn", 3)]:
-        assert not torch.equal(order, made.order(*other))
+        assert not torch.equal(order, images.order(*other))
 
 
 def test_rounding_moves_no_step_to_the_next_epoch() -> None:

@@ -103,8 +103,8 @@ def test_after_step_comes_after_the_step_and_without_gradients() -> None:
     seen: list[tuple[bool, bool]] = []
 
     def after_step(step: Any) -> None:
-        moved = not torch.equal(host.net.head.weight, before)  # type: ignore[union-attr]
-        seen.append((moved, torch.is_grad_enabled()))
+        differs = not torch.equal(host.net.head.weight, before)  # type: ignore[union-attr]
+        seen.append((differs, torch.is_grad_enabled()))
 
     TrainingStep(host, replace(stage, after_step=after_step), stage.stream(), "fp32")(torch.arange(8))
     assert seen == [(True, False)]
@@ -225,7 +225,7 @@ def test_a_stage_allocates_begins_trains_and_ends_once() -> None:
             calls.append("losses")
         return stage.losses(step)
 
-    noted = replace(
+    observed_stage = replace(
         stage,
         allocate=lambda: calls.append("allocate"),
         begin=lambda: calls.append("begin"),
@@ -234,7 +234,7 @@ def test_a_stage_allocates_begins_trains_and_ends_once() -> None:
         after_epoch=lambda epoch: calls.append(f"after epoch {epoch}"),
         end=lambda: calls.append("end"),
     )
-    trainer_of(host)[0].run_stage(host.task, noted)
+    trainer_of(host)[0].run_stage(host.task, observed_stage)
     assert calls == ["allocate", "begin", "epoch 0", "losses", "after epoch 0", "end"]
 
 
@@ -271,10 +271,10 @@ def test_what_follows_an_epoch_follows_it_once_after_a_resume(at: Position) -> N
 def test_the_generator_of_a_moment_depends_on_seed_task_stage_and_moment() -> None:
     def states(seed: int, name: str) -> list[bytes]:
         host = quick_host("finetune", seed=seed)
-        found: list[bytes] = []
+        result: list[bytes] = []
 
         def note(*_: Any) -> None:
-            found.append(host.generator.get_state().numpy().tobytes())
+            result.append(host.generator.get_state().numpy().tobytes())
 
         (stage,) = host.stages()
         stage = replace(stage, name=name, begin=note, before_epoch=note, end=note, epochs=1)
@@ -283,7 +283,7 @@ def test_the_generator_of_a_moment_depends_on_seed_task_stage_and_moment() -> No
             host.enter(task)
             trainer.position = replace(trainer.position, begun=False, epoch=0)
             trainer.run_stage(task, stage)
-        return found
+        return result
 
     assert states(0, "learn") == states(0, "learn")
     everything = states(0, "learn") + states(1, "learn") + states(0, "other")
@@ -332,10 +332,10 @@ def test_joint_trains_once_on_everything() -> None:
     result = trainer.run()
     assert [(entry["task"], entry["images"]) for entry in trainer.history.budget] == [(1, 24)]
     assert Counter(label for labels in recorder.labels for label in labels) == dict.fromkeys(range(4), 6)
-    told = result["class_incremental"]
-    assert told["average_accuracy"] == sum(told["matrix"][1]) / 2
+    metrics = result["class_incremental"]
+    assert metrics["average_accuracy"] == sum(metrics["matrix"][1]) / 2
     for metric in ("average_incremental_accuracy", "forgetting", "backward_transfer", "mean_new_task_accuracy"):
-        assert told[metric] is None, f"{metric}: it was not trained before the end"
+        assert metrics[metric] is None, f"{metric}: it was not trained before the end"
 
 
 # ---------------------------------------------------------------- a loss that is not a number
@@ -430,14 +430,14 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("asked", "threads"), [(None, 1), ("2", 2)])
+@pytest.mark.parametrize(("number", "threads"), [(None, 1), ("2", 2)])
 def test_a_cpu_has_one_thread_unless_more_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch, two_threads: None, asked: str | None, threads: int
+    monkeypatch: pytest.MonkeyPatch, two_threads: None, number: str | None, threads: int
 ) -> None:
-    if asked is None:
+    if number is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     else:
-        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        monkeypatch.setenv("OMP_NUM_THREADS", number)
     prepare_device(quick_config("finetune"), torch.device("cpu"), "fp32")
     assert torch.get_num_threads() == threads
 
@@ -475,17 +475,17 @@ def test_the_commit_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.M
         who = ["-c", "user.name=me", "-c", "user.email=me@here"]
         subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
 
-    own, other = tmp_path / "own.py", tmp_path / "other.py"
-    for file in (own, other):
+    path, other = tmp_path / "own.py", tmp_path / "other.py"
+    for file in (path, other):
         file.touch()
     git("init")
     git("add", "own.py")
     git("commit", "-m", "made")
     monkeypatch.setattr(environment, "__file__", str(other))
     assert environment.commit() is None
-    monkeypatch.setattr(environment, "__file__", str(own))
+    monkeypatch.setattr(environment, "__file__", str(path))
     assert re.fullmatch("[0-9a-f]{40}", environment.commit() or "")
-    own.write_text("changed")
+    path.write_text("changed")
     assert re.fullmatch(r"[0-9a-f]{40}\+changes", environment.commit() or "")
 
 
