@@ -86,8 +86,8 @@ def short_run(host: str, dataset: Path) -> RunConfig:
 
 def options(values: Mapping[str, Any], without: Sequence[str] = ()) -> list[str]:
     """`--set` for settings, except those that begin with one of the given words."""
-    chosen = {key: value for key, value in values.items() if not key.startswith(tuple(without))}
-    return [word for key, value in chosen.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    selection = {key: value for key, value in values.items() if not key.startswith(tuple(without))}
+    return [word for key, value in selection.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
 @dataclass(frozen=True)
@@ -209,13 +209,13 @@ class World:
             trace = os.open(self.trace, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if traced else -1
             self.be(arguments, lambda: self.shim.arm(self.watched, at, disturbance, trace))
         status = wait_for(pid, began + (HANGING if seconds is None else seconds))
-        taken, output = time.monotonic() - began, self.output.read_text(errors="replace")
+        elapsed, output = time.monotonic() - began, self.output.read_text(errors="replace")
         if os.WIFSIGNALED(status):
-            was_meant = os.WTERMSIG(status) == signal.SIGKILL and taken < HANGING
-            return Life(None if was_meant else -os.WTERMSIG(status), output, taken, [])
+            was_meant = os.WTERMSIG(status) == signal.SIGKILL and elapsed < HANGING
+            return Life(None if was_meant else -os.WTERMSIG(status), output, elapsed, [])
         lines = self.trace.read_text().splitlines() if traced else []
         operations = [(name, Path(path)) for name, _, path in (line.partition(" ") for line in lines)]
-        return Life(os.WEXITSTATUS(status), output, taken, operations)
+        return Life(os.WEXITSTATUS(status), output, elapsed, operations)
 
     def be(self, arguments: Sequence[str], arm: Callable[[], None]) -> NoReturn:
         """Run a command in this process, as a shell would, and end."""
@@ -441,12 +441,12 @@ class Victim:
     def check(self, what: str, life: Life, before: Mapping[Path, tuple[Any, ...]]) -> None:
         """Check what holds whatever happened: nothing is lost, no other file changes, no traceback is printed."""
         after = progress(self.world.place)
-        lost = [str(run) for run, reached in before.items() if not (after.get(run, ()) >= reached)]
+        missing_runs = [str(run) for run, reached in before.items() if not (after.get(run, ()) >= reached)]
         rewritten = [str(run) for run, reached in before.items() if reached[0] == 1 and after.get(run) != reached]
         if "Traceback" in life.output or life.code == CRASHED or (life.code or 0) < 0:
             self.note(what, f"crashes: {life.output[-1500:]}")
-        if lost or rewritten:
-            self.note(what, f"loses {', '.join(lost or rewritten)}")
+        if missing_runs or rewritten:
+            self.note(what, f"loses {', '.join(missing_runs or rewritten)}")
 
     def note(self, what: str, problem: str) -> None:
         self.tally["problems"] += 1
@@ -471,13 +471,13 @@ class Victim:
 
     # ------------------------------------------------------------ kills
 
-    def kill(self, wanted: int, dice: random.Random) -> None:
+    def kill(self, number: int, dice: random.Random) -> None:
         """Start the command again and again, kill it on the way, and let it finish, until there are enough kills."""
         places = [(kind, at) for kind in KILLS for at in self.points(kind)]
         dice.shuffle(places)
         order = itertools.cycle(places or [(MOMENT, 0)])
         kills = sum(self.tally[kind] for kind in (*KILLS, MOMENT))
-        while kills < wanted and not self.problems:
+        while kills < number and not self.problems:
             self.world.reset(self.command)
             arguments, story = self.command.arguments, list[str]()
             while True:
@@ -494,7 +494,7 @@ class Victim:
                 kills += 1
                 self.tally[kind] += 1
                 arguments = self.finish
-                if kills >= wanted or dice.random() > ANOTHER_KILL:
+                if kills >= number or dice.random() > ANOTHER_KILL:
                     before = progress(self.world.place)
                     life = self.world.live(arguments)
                     self.check(f"finished after a kill ({', '.join(story)})", life, before)
@@ -562,41 +562,41 @@ def main() -> int:
     return storm(parser.parse_args())
 
 
-def storm(chosen: argparse.Namespace) -> int:
-    shim, began, dice = Shim.load(), time.monotonic(), random.Random(chosen.seed)
+def storm(options: argparse.Namespace) -> int:
+    shim, began, dice = Shim.load(), time.monotonic(), random.Random(options.seed)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, shows what was done
-    is_begun = chosen.record is not None and chosen.record.exists()
-    earlier: dict[str, Any] = json.loads(chosen.record.read_text()) if is_begun else {"kills": {}, "faults": {}}
+    is_begun = options.record is not None and options.record.exists()
+    earlier: dict[str, Any] = json.loads(options.record.read_text()) if is_begun else {"kills": {}, "faults": {}}
     counts = {kind: {name: Counter(tally) for name, tally in each.items()} for kind, each in earlier.items()}
 
     def finish(victim: Victim) -> None:
         victim.show(began)
-        if chosen.record is not None:
-            chosen.record.write_text(json.dumps(counts, indent=1) + "\n")
+        if options.record is not None:
+            options.record.write_text(json.dumps(counts, indent=1) + "\n")
 
     memory = MEMORY if MEMORY.exists() else None
     with tempfile.TemporaryDirectory(dir=memory) as root, suppress(KeyboardInterrupt):
         world = World(Path(root), shim)
         world.prepare()
-        if chosen.kills:
-            wanted = world.commands(chosen.commands, chosen.hosts, SELDOM)
-            for command, kills in zip(wanted, shares(wanted, chosen.kills), strict=True):
+        if options.kills:
+            commands = world.commands(options.commands, options.hosts, SELDOM)
+            for command, kills in zip(commands, shares(commands, options.kills), strict=True):
                 tally = counts["kills"].setdefault(command.name, Counter())
                 if sum(tally[kind] for kind in (*KILLS, MOMENT)) < kills:
                     victim = Victim(world, command, tally)
                     victim.kill(kills, dice)
                     finish(victim)
-        if chosen.faults:  # runs of other hosts would repeat the same file operations
-            for command in world.commands(chosen.commands, [], ONCE):
+        if options.faults:  # runs of other hosts would repeat the same file operations
+            for command in world.commands(options.commands, [], ONCE):
                 if command.name not in counts["faults"]:
                     victim = Victim(world, command)
-                    victim.fail(chosen.every)
+                    victim.fail(options.every)
                     counts["faults"][command.name] = victim.tally
                     finish(victim)
     for kind, columns in (("kills", [*KILLS, MOMENT, "finished"]), ("faults", ["operations", *FAULTS, "continued"])):
         if counts[kind]:
             print(table(columns, counts[kind]), end="\n\n")
-    print(f"{time.monotonic() - began:.0f} s, kills drawn with seed {chosen.seed}")
+    print(f"{time.monotonic() - began:.0f} s, kills drawn with seed {options.seed}")
     return 1 if any(tally["problems"] for tallies in counts.values() for tally in tallies.values()) else 0
 
 

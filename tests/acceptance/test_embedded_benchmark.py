@@ -43,8 +43,8 @@ def once(shared: Path, host: str, seed: int, settings: dict[str, Any]) -> dict[s
         if not answer.exists():
             result = run(configure(host, seed=seed, settings=settings), device="cpu")
             answer.write_text(json.dumps(result.as_dict()))
-        found: dict[str, Any] = json.loads(answer.read_text())
-        return found
+        document: dict[str, Any] = json.loads(answer.read_text())
+        return document
 
 
 @pytest.mark.parametrize("host", ["icarl", "lwf-mc", "foster"])
@@ -55,8 +55,8 @@ def test_hosts_that_remember_beat_finetune_by_ten_points(host: str, accuracies: 
 def test_online_ewc_beats_finetune_task_incrementally_at_the_same_training_settings(accuracies: Accuracies) -> None:
     config = configure("oewc").training
     same = {"training__lr": config.lr, "training__momentum": config.momentum, "training__epochs": config.epochs}
-    held, plain = accuracies("oewc", "task_incremental"), accuracies("finetune", "task_incremental", **same)
-    assert mean(held) - mean(plain) > max(stdev(held), stdev(plain))
+    oewc, plain = accuracies("oewc", "task_incremental"), accuracies("finetune", "task_incremental", **same)
+    assert mean(oewc) - mean(plain) > max(stdev(oewc), stdev(plain))
 
 
 def test_joint_training_is_highest(accuracies: Accuracies) -> None:

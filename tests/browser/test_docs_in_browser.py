@@ -26,14 +26,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wraps(browser: Any, asked: str) -> Any:
+def wraps(browser: Any, condition: str) -> Any:
     """After the theme's script has put every table into a box that scrolls."""
     script = f"""const done = arguments[0], look = () => {{
         const found = [...document.querySelectorAll('{WRAP}')];
         const tables = document.querySelectorAll('article table:not([class])').length;
         const whole = document.readyState === 'complete' && tables > 0;  // a page may still be on its way
         if (!whole || found.length < tables) return setTimeout(look, 20);
-        done(found.map(box => {asked}));
+        done(found.map(box => {condition}));
     }}; look();"""
     return browser.execute_async_script(script)
 
@@ -51,9 +51,9 @@ def test_on_a_phone_tables_scroll_with_a_hint_and_words_stay_whole(
     page: str, site: Path, browser: Any, look: Look
 ) -> None:
     look(site / f"{page}.html", 390, 844, touch=True)
-    found = wraps(browser, "[box.scrollWidth > box.clientWidth, getComputedStyle(box).backgroundImage]")
-    assert any(scrolls for scrolls, _ in found)
-    assert all(background.count("linear-gradient") == 4 for _, background in found)
+    result = wraps(browser, "[box.scrollWidth > box.clientWidth, getComputedStyle(box).backgroundImage]")
+    assert any(scrolls for scrolls, _ in result)
+    assert all(background.count("linear-gradient") == 4 for _, background in result)
     size = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert size[0] <= size[1]
     broken = browser.execute_script(

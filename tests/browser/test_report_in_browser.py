@@ -67,9 +67,9 @@ def tip(browser: Any) -> str:
 
 
 def plot(browser: Any, kind: str) -> Any:
-    found = browser.find_element(By.CSS_SELECTOR, f"[data-draw='{kind}'] svg[tabindex]")
-    show(browser, found)
-    return found
+    element = browser.find_element(By.CSS_SELECTOR, f"[data-draw='{kind}'] svg[tabindex]")
+    show(browser, element)
+    return element
 
 
 def show(browser: Any, element: Any) -> None:
@@ -111,14 +111,14 @@ def test_without_scripts_all_settings_are_shown_each_with_a_heading(report: Path
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         look(report)
-        shown = browser.execute_script(
+        visible = browser.execute_script(
             """return [...document.querySelectorAll('tbody[data-of], [data-of]')].map(part => !!part.offsetParent)"""
         )
-        assert shown
-        assert all(shown)
-        said = browser.execute_script(heads)
-        assert {"Class-incremental", "Task-incremental"} < set(said)
-        assert said.count("Class-incremental") == said.count("Task-incremental") >= 4
+        assert visible
+        assert all(visible)
+        headings = browser.execute_script(heads)
+        assert {"Class-incremental", "Task-incremental"} < set(headings)
+        assert headings.count("Class-incremental") == headings.count("Task-incremental") >= 4
         assert len(visible_cells(browser, 0)) > 2 * len(with_scripts)
         assert not browser.find_element(By.CSS_SELECTOR, "[role=tablist]").is_displayed()
         size = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
@@ -367,8 +367,8 @@ def test_a_table_that_is_too_wide_has_a_shadow_where_it_goes_on(
             "const r = arguments[0].getBoundingClientRect(); return [r.left, r.right, r.top + 4]", table
         )
         options = {"format": "png", "captureBeyondViewport": False}
-        taken = base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", options)["data"])
-        with Image.open(io.BytesIO(taken)) as image:
+        picture = base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", options)["data"])
+        with Image.open(io.BytesIO(picture)) as image:
             grey = image.convert("L")
         return [grey.getpixel((round(x), round(box[2] + 30))) for x in (box[0] + 3, box[1] - 3)]
 

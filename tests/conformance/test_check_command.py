@@ -154,14 +154,14 @@ class OneColumn(LwFMC):
 
 @pytest.fixture
 def registered() -> None:
-    own = [entry for entry in globals().values() if isinstance(entry, type) and issubclass(entry, LwFMC)]
-    for host in own:
+    hosts = [entry for entry in globals().values() if isinstance(entry, type) and issubclass(entry, LwFMC)]
+    for host in hosts:
         if host is not LwFMC:
             HOSTS.register(host.__name__)(host)
 
 
-def broken(found: list[Check]) -> dict[str, str]:
-    return {check.promise: check.problem for check in found if check.problem is not None}
+def broken(checks: list[Check]) -> dict[str, str]:
+    return {check.promise: check.problem for check in checks if check.problem is not None}
 
 
 def promises(*words: str) -> list[str]:
@@ -170,11 +170,11 @@ def promises(*words: str) -> list[str]:
 
 
 def test_every_promise_is_told_when_it_has_been_looked_into() -> None:
-    told: list[Check] = []
-    found = check_host("lwf-mc", watch=told.append, benchmark=few_images())
-    assert broken(found) == {}
-    assert found == told
-    assert len(found) == len(PROMISES)
+    reported_checks: list[Check] = []
+    checks = check_host("lwf-mc", watch=reported_checks.append, benchmark=few_images())
+    assert broken(checks) == {}
+    assert checks == reported_checks
+    assert len(checks) == len(PROMISES)
 
 
 def test_a_host_without_knowledge_is_asked_for_less() -> None:
@@ -221,8 +221,8 @@ def test_a_broken_promise_is_named(host: str, words: tuple[str, ...], problem: s
 @pytest.mark.usefixtures("registered")
 @each_breaking_host
 def test_all_other_promises_are_kept(host: str, words: tuple[str, ...], problem: str) -> None:
-    found = list(broken(check_host(host, benchmark=few_images())))
-    assert found == promises(*words) or (host == "ThrowsDice" and set(promises(*words)) < set(found))
+    checks = list(broken(check_host(host, benchmark=few_images())))
+    assert checks == promises(*words) or (host == "ThrowsDice" and set(promises(*words)) < set(checks))
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_other_knowledge_other_names_and_modules_of_its_own_break_nothing(host: 
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "message"),
     [
         ("Stumbles", "ZeroDivisionError"),
         ("WrongColumn", "IndexError: Target"),
@@ -242,10 +242,10 @@ def test_other_knowledge_other_names_and_modules_of_its_own_break_nothing(host: 
         ("LacksNames", "named terms, such as {'task': loss}, not list"),
     ],
 )
-def test_a_host_that_cannot_be_trained_is_asked_for_no_more(host: str, said: str) -> None:
+def test_a_host_that_cannot_be_trained_is_asked_for_no_more(host: str, message: str) -> None:
     """What happens inside torch is told with the line of the host that led there."""
     (only,) = check_host(host, benchmark=few_images())
-    assert said in str(only.problem)
+    assert message in str(only.problem)
     places = re.findall(r"\((\S+):(\d+)\)$", str(only.problem))
     assert bool(places) == (host in ("Stumbles", "WrongColumn"))
     for file, line in places:

@@ -13,6 +13,6 @@ from helpers import tiny_benchmark
 
 @pytest.mark.parametrize(("name", "settings"), form_parameters())
 def test_every_promise_is_kept(name: str, settings: dict[str, Any]) -> None:
-    given = {key.replace("__", "."): value for key, value in settings.items()}
+    dotted_settings = {key.replace("__", "."): value for key, value in settings.items()}
     benchmark = tiny_benchmark((2, 3, 2), per_class=6, test_per_class=3, shape=(3, 12, 12))
-    assert [check for check in check_host(name, settings=given, benchmark=benchmark) if not check.kept] == []
+    assert [check for check in check_host(name, settings=dotted_settings, benchmark=benchmark) if not check.kept] == []

@@ -33,11 +33,11 @@ def lured(host: Host, seen: int) -> dict[str, Classifier]:
 
     def with_lure(classifier: Classifier) -> Classifier:
         def scores(x: Tensor) -> Tensor:
-            own = classifier(x).clone()
-            assert own.shape == (len(x), host.columns)
-            assert torch.isfinite(own[:, :seen]).all()
-            own[:, seen:] = LURE
-            return own
+            part = classifier(x).clone()
+            assert part.shape == (len(x), host.columns)
+            assert torch.isfinite(part[:, :seen]).all()
+            part[:, seen:] = LURE
+            return part
 
         return scores
 

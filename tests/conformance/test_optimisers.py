@@ -47,5 +47,5 @@ def test_all_stages_of_a_host_have_the_optimiser_of_the_run(name: str) -> None:
 @pytest.mark.parametrize("name", mostly_slow(["icarl", "der++", "foster"], ["icarl"]))
 def test_a_host_keeps_what_comparisons_rest_on_with_adam(name: str) -> None:
     """Both arms, stopped everywhere and continued; momentum, which the short runs have otherwise, is left out."""
-    found = check_host(name, settings={"training.optimiser": "adam", "training.lr": 0.005}, benchmark=few_images())
-    assert [check for check in found if not check.kept] == []
+    result = check_host(name, settings={"training.optimiser": "adam", "training.lr": 0.005}, benchmark=few_images())
+    assert [check for check in result if not check.kept] == []

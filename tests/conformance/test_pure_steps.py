@@ -91,12 +91,12 @@ def inspected(name: str, **settings: Any) -> tuple[Inspector, list[str], bool]:
     method = method_of(name, tiny_benchmark((2, 3)), flashback=name in KNOWING, **settings)
     inspector, waits = Inspector(), Waits()
     descend: Callable[..., None] = TrainingStep.descend
-    met: Counter[object] = Counter()
+    times: Counter[object] = Counter()
 
     def watched_descend(step: TrainingStep, *inputs: Any) -> None:
         shape = (id(step), len(inputs[0]), step.stage.variant())
-        met[shape] += 1
-        with waits if met[shape] > EAGER_FIRST else nullcontext():
+        times[shape] += 1
+        with waits if times[shape] > EAGER_FIRST else nullcontext():
             descend(step, *inputs)
 
     before = torch.get_rng_state()
@@ -133,16 +133,16 @@ def test_steps_leave_no_python_state(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_steps_wait_for_nothing(name: str) -> None:
     """So that a step can be captured once as a graph and replayed."""
-    _, found, _ = inspected(name)
-    assert not set(found)
+    _, result, _ = inspected(name)
+    assert not set(result)
 
 
 @pytest.mark.parametrize(("name", "settings"), form_parameters())
 def test_steps_of_other_forms_do_neither(name: str, settings: dict[str, Any]) -> None:
-    inspector, found, _ = inspected(name, **settings)
+    inspector, result, _ = inspected(name, **settings)
     assert inspector.compared > 10
     assert not inspector.changed
-    assert not set(found)
+    assert not set(result)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -26,9 +26,9 @@ SETTINGS: dict[str, Any] = {"training__momentum": 0.9, "training__epochs": 2, "f
 class Counting(Checkpoints):
     """Notes every moment it is asked at, and acts at some of them."""
 
-    def __init__(self, folder: Path, chosen: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+    def __init__(self, folder: Path, options: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         super().__init__(folder, CheckpointConfig())
-        self.chosen, self.moments = chosen, list[Position]()
+        self.chosen, self.moments = options, list[Position]()
 
     def due(self, position: Position) -> bool:
         self.moments.append(position)
@@ -65,8 +65,8 @@ class KilledWhileWriting(Counting):
                 patch.setattr(self, "tidy", lambda: None)
             super().write(state)
 
-    def __init__(self, folder: Path, chosen: set[int], death: Callable[[Path, Any], None]) -> None:
-        super().__init__(folder, chosen)
+    def __init__(self, folder: Path, options: set[int], death: Callable[[Path, Any], None]) -> None:
+        super().__init__(folder, options)
         self.death = death
 
 
@@ -153,10 +153,10 @@ def chosen_moments(moments: list[Position]) -> set[int]:
 
 def test_resumed_run_equals_the_run_never_stopped(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     name, log = uninterrupted["name"], list[str]()
-    chosen = chosen_moments(uninterrupted["moments"])
-    checkpointer = KeepingAll(tmp_path, chosen)
+    selection = chosen_moments(uninterrupted["moments"])
+    checkpointer = KeepingAll(tmp_path, selection)
     assert_same(start(name, checkpointer, log), uninterrupted, "saving changes nothing")
-    for moment in sorted(chosen):
+    for moment in sorted(selection):
         folder = tmp_path / str(moment)
         again = start(name, Counting(folder), list(log), load(folder))
         assert_same(again, uninterrupted, uninterrupted["moments"][moment])
@@ -180,8 +180,8 @@ def assert_survives(uninterrupted: dict[str, Any], folder: Path, moments: set[in
     again = start(uninterrupted["name"], Counting(folder), log, state)
     assert_same(again, uninterrupted, (death.__name__, moments))
     assert left & {".000002.safetensors.part", "000002.safetensors"}, "the second checkpoint was under way"
-    kept = {"000001", "000002"} if death is not before_tidying else {"000002", "000003"}
-    assert {path.stem for path in folder.iterdir()} == kept, "nothing else is left"
+    rest = {"000001", "000002"} if death is not before_tidying else {"000002", "000003"}
+    assert {path.stem for path in folder.iterdir()} == rest, "nothing else is left"
 
 
 def test_killed_while_a_checkpoint_is_written(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
@@ -202,19 +202,19 @@ WITHOUT_PARTS = [name for name in HOSTS if not HOSTS[name].has_parts_by_task and
 
 @pytest.mark.parametrize("name", mostly_slow(WITHOUT_PARTS, ["icarl", "oewc", "der++", "pnc"]))
 def test_a_host_without_parts_by_task_enters_the_first_and_the_last(name: str, monkeypatch: Any) -> None:
-    benchmark, kept = tiny_benchmark((2, 1, 2, 1, 1), per_class=4, test_per_class=2), dict[Position, RunState]()
+    benchmark, states = tiny_benchmark((2, 1, 2, 1, 1), per_class=4, test_per_class=2), dict[Position, RunState]()
 
     class Keeping(Counting):
         def save(self, state: RunState) -> None:
             tensors = {key: tensor.clone() for key, tensor in state.tensors.items()}
-            kept[self.moments[-1]] = RunState(tensors, copy.deepcopy(state.values))
+            states[self.moments[-1]] = RunState(tensors, copy.deepcopy(state.values))
 
     def trainer(checkpointer: Any = None) -> Trainer:
         return Trainer(build_method(config_of(name), benchmark, "cpu"), benchmark, checkpointer=checkpointer)
 
     whole = trainer(Keeping(Path("nowhere"), set(range(10_000))))
     results = whole.run().as_dict()
-    for position, state in kept.items():
+    for position, state in states.items():
         if position.task < 3 or position.step > 1:
             continue
         short, full = trainer(), trainer()

@@ -46,11 +46,11 @@ class KeepingSome:
 def test_a_run_with_known_classes_resumes_exactly(name: str, flashback: bool) -> None:
     if flashback and not HOSTS[name].has_knowledge:
         pytest.skip("no knowledge")
-    benchmark, kept = revisiting_benchmark(), KeepingSome()
-    whole = trainer_of(name, flashback, benchmark, kept)
+    benchmark, checkpointer = revisiting_benchmark(), KeepingSome()
+    whole = trainer_of(name, flashback, benchmark, checkpointer)
     results = whole.run().as_dict()
-    assert kept.states
-    for state in kept.states:
+    assert checkpointer.states
+    for state in checkpointer.states:
         again = trainer_of(name, flashback, benchmark)
         again.resume(state)
         assert again.run().as_dict() == results

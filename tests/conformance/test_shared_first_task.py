@@ -62,10 +62,10 @@ def assert_same_run(one: Path, other: Path) -> None:
     for known in facts:
         del known["took_over_first_task"]
     assert facts[0] == facts[1]
-    mine, theirs = weights(one), weights(other)
-    assert mine.keys() == theirs.keys()
-    for name, tensor in mine.items():
-        assert torch.equal(tensor, theirs[name]), name
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
 
 
 @pytest.mark.parametrize("name", mostly_slow(KNOWING))

@@ -70,5 +70,5 @@ def rows(text: str) -> list[list[str]]:
     """Return the cells of all table rows, without headings and backticks."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     heads = {k for k, line in enumerate(lines) if k + 1 < len(lines) and re.match(r"\| -+:? ", lines[k + 1])}
-    kept = [line for k, line in enumerate(lines) if k not in heads and not re.match(r"\| -+:? ", line)]
-    return [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in kept]
+    content = [line for k, line in enumerate(lines) if k not in heads and not re.match(r"\| -+:? ", line)]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in content]

@@ -24,11 +24,11 @@ def test_the_loop_does_what_the_trainer_does(host: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(fb, "load_benchmark", lambda name: tiny_benchmark())
     names: dict[str, Any] = {}
     exec(compile(code, "loop", "exec"), names)
-    ours = names["method"].host
-    method = fb.Flashback(fb.build_host(ours.config, ours.benchmark, "cpu"), names["method"].settings)
+    loop_host = names["method"].host
+    method = fb.Flashback(fb.build_host(loop_host.config, loop_host.benchmark, "cpu"), names["method"].settings)
     result = fb.train(method)
     if host == "icarl":
-        assert all(torch.equal(tensor, ours.state_dict()[key]) for key, tensor in method.host.state_dict().items())
-    final = fb.evaluate(names["method"], ours.benchmark)
+        assert all(torch.equal(tensor, loop_host.state_dict()[key]) for key, tensor in method.host.state_dict().items())
+    final = fb.evaluate(names["method"], loop_host.benchmark)
     assert result.classifiers.keys() == final.keys()
-    assert method.host.state_dict().keys() == ours.state_dict().keys()
+    assert method.host.state_dict().keys() == loop_host.state_dict().keys()

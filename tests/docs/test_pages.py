@@ -170,7 +170,7 @@ def test_the_whole_runs_are_those_measured() -> None:
     measured = json.loads((ROOT / file[1]).read_text(encoding="utf-8"))
     whole, portions = sorted(measured["packed"], key=lambda packed: packed["images_per_second"])
     assert (whole["portion"], portions["portion"]) == ("100", "25")
-    for said in (
+    for message in (
         f"Fisher information of 5,000 images takes {measured['parts']['fisher']:.1f} s",
         f"class means takes {measured['parts']['herding all images, class means']:.2f} s",
         f"{run['images']:,} images in {run['seconds']:.0f} s",
@@ -181,7 +181,7 @@ def test_the_whole_runs_are_those_measured() -> None:
         f"{portions['images_per_second']:,.0f} from the common start",
         f"it was {whole['together_per_second']:,.0f} and {whole['images_per_second']:,.0f}.",
     ):
-        assert said in text
+        assert message in text
 
 
 # ---------------------------------------------------------------- the site

@@ -157,24 +157,24 @@ def check(words: list[str]) -> None:
         named = {word.strip("[]") for word in words if word.strip("[]").startswith("--")}
         assert named <= {option for parameter in command.params for option in parameter.opts}
         return
-    given = command.make_context(words[0], words[1:]).params
-    settings = dict(map(parse_assignment, given.get("settings") or []))
-    if words[0] in ("run", "compare", "tune") and not given["host"].endswith(".yaml") and not given["host_file"]:
-        recipe = given["recipe"] or "controlled"
-        benchmark = given["benchmark"] or "split-fashion-mini"
+    options = command.make_context(words[0], words[1:]).params
+    settings = dict(map(parse_assignment, options.get("settings") or []))
+    if words[0] in ("run", "compare", "tune") and not options["host"].endswith(".yaml") and not options["host_file"]:
+        recipe = options["recipe"] or "controlled"
+        benchmark = options["benchmark"] or "split-fashion-mini"
         assert benchmark in BENCHMARKS or "benchmark.sizes" in settings
         configure(
-            given["host"],
+            options["host"],
             benchmark,
-            flashback=given["flashback"] if words[0] == "run" else HOSTS[given["host"]].has_knowledge,
+            flashback=options["flashback"] if words[0] == "run" else HOSTS[options["host"]].has_knowledge,
             recipe="controlled" if recipe.endswith(".yaml") else recipe,
             settings=settings,
         )
-    if words[0] == "sweep" and given["file"] in shipped_sweeps():
-        assert plan(read_sweep(given["file"]), Path("out"), RunContext(None, "cpu", None))
+    if words[0] == "sweep" and options["file"] in shipped_sweeps():
+        assert plan(read_sweep(options["file"]), Path("out"), RunContext(None, "cpu", None))
     if words[0] == "list":
-        assert given["what"] is None or given["what"] in LISTS
-    for host in given.get("hosts") or []:
+        assert options["what"] is None or options["what"] in LISTS
+    for host in options.get("hosts") or []:
         assert host in HOSTS
 
 

@@ -141,8 +141,8 @@ def test_captured_steps_with_adam_are_those_of_the_cpu(optimiser: str) -> None:
 
     With the usual eps a gradient that is nothing but rounding would move a weight as far as any other.
     """
-    own = {"training__optimiser": optimiser, "training__eps": 1e-3, "training__views": [], **ADAM}
-    config = config_of("finetune", compile=False, **own)
+    settings = {"training__optimiser": optimiser, "training__eps": 1e-3, "training__views": [], **ADAM}
+    config = config_of("finetune", compile=False, **settings)
     benchmark, weights = tiny_benchmark(per_class=25), []
     for place in ("cpu", "cuda"):
         device = torch.device(place)
@@ -286,14 +286,14 @@ def test_memory_does_not_grow_with_the_tasks() -> None:
     device = torch.device("cuda")
     prepare_device(config, device, "bf16")
     benchmark = tiny_benchmark((2,) * 6, per_class=25)
-    held = []
+    sizes = []
 
     def note(event: Any) -> None:
         if event["event"] == "evaluation":
-            held.append(torch.cuda.memory_allocated(device))
+            sizes.append(torch.cuda.memory_allocated(device))
 
     Trainer(build_method(config, benchmark, device), benchmark, [note], precision="bf16").run()
-    assert held[5] - held[1] < 4 << 20  # a cuBLAS workspace of one more stream would be 32 MiB
+    assert sizes[5] - sizes[1] < 4 << 20  # a cuBLAS workspace of one more stream would be 32 MiB
 
 
 def test_what_cannot_be_captured_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:

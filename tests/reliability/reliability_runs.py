@@ -86,11 +86,11 @@ def answer(_: Any, observer: Any) -> None:
 
 def stoppable(to_be_stopped: bool, observer: Any) -> str | None:
     """Work that saves its state when it is asked to stop, as a run does."""
-    asked = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     if to_be_stopped:
         observer({"pid": os.getpid()})
-        if asked.wait(600):
+        if stop.wait(600):
             raise Interrupted
         return "nobody asked it to stop"
     return None

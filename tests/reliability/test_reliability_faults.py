@@ -50,7 +50,9 @@ def explosion(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             flashbacks[-1].alpha_now.fill_(torch.inf)
         descend(step, *inputs)
 
-    monkeypatch.setattr(Flashback, "set_alpha", lambda self, *given: (flashbacks.append(self), set_alpha(self, *given)))
+    monkeypatch.setattr(
+        Flashback, "set_alpha", lambda self, *arguments: (flashbacks.append(self), set_alpha(self, *arguments))
+    )
     monkeypatch.setattr(TrainingStep, "descend", explode)
     return steps
 
@@ -180,9 +182,11 @@ def test_no_room_for_checkpoints(
     watch = [crash_in(1, "phase 2")]
     with pytest.warns(UserWarning, match="no space") as caught, pytest.raises(Crash):
         flashback.run(icarl(dataset), out=tmp_path / "run", device="cpu", observers=watch)
-    (said,) = {str(warning.message) for warning in caught}
-    assert said.startswith(f"no space for a checkpoint in {tmp_path / 'run' / 'checkpoint'} (No space left on device);")
-    assert said.endswith("free some space; the run continues without it")
+    (message,) = {str(warning.message) for warning in caught}
+    assert message.startswith(
+        f"no space for a checkpoint in {tmp_path / 'run' / 'checkpoint'} (No space left on device);"
+    )
+    assert message.endswith("free some space; the run continues without it")
     left = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
     assert left == ["000007.json", "000007.safetensors", "000008.json", "000008.safetensors"]
     monkeypatch.undo()
@@ -336,9 +340,9 @@ def test_a_damaged_checkpoint_is_passed_over(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         state = Checkpoints(folder / "checkpoint", CheckpointConfig()).load()
-    said = [str(warning.message) for warning in caught]
-    gone = damage is Path.unlink and suffix == ".json"  # without its manifest it was never a checkpoint
-    assert said == ([] if gone else [f"the checkpoint {last} is damaged; it is skipped"])
+    messages = [str(warning.message) for warning in caught]
+    missing = damage is Path.unlink and suffix == ".json"  # without its manifest it was never a checkpoint
+    assert messages == ([] if missing else [f"the checkpoint {last} is damaged; it is skipped"])
     assert state is not None
     assert expected is not None
     assert state.values == json.loads(before.read_text())["values"] != expected.values
@@ -359,10 +363,10 @@ def test_a_run_with_damaged_checkpoints_ends_as_it_would_have(
     shutil.copytree(begun, folder)
     for path in sorted((folder / "checkpoint").glob("*.safetensors"))[-damaged:]:
         cut_short(path)
-    said = go_on(dataset, folder)
-    assert len(said) == damaged + (damaged == 2)
+    messages = go_on(dataset, folder)
+    assert len(messages) == damaged + (damaged == 2)
     if damaged == 2:
-        assert said[-1] == f"every checkpoint in {folder / 'checkpoint'} is damaged; the run starts again"
+        assert messages[-1] == f"every checkpoint in {folder / 'checkpoint'} is damaged; the run starts again"
     assert_ends_like(folder, whole)
     assert len(list((folder / "checkpoint").iterdir())) == 2, "the damaged ones are gone, the last good one stays"
 
@@ -414,16 +418,16 @@ def test_a_log_that_lost_lines_is_not_filled_up(dataset: Path, tmp_path: Path, b
 
 
 def test_a_dataset_that_changed(dataset: Path, tmp_path: Path) -> None:
-    own = tmp_path / "made.npz"
-    shutil.copy(dataset, own)
-    begin(own, tmp_path / "run")
-    arrays = dict(np.load(own))
+    path = tmp_path / "made.npz"
+    shutil.copy(dataset, path)
+    begin(path, tmp_path / "run")
+    arrays = dict(np.load(path))
     arrays["x_test"][-1, 0, 0] ^= 1
-    np.savez(own, **arrays)
+    np.savez(path, **arrays)
     with pytest.raises(FlashbackError, match=r"^the data have changed since the run in .* began; start a new run$"):
-        flashback.run(icarl(own), out=tmp_path / "run", device="cpu")
-    shutil.copy(dataset, own)
-    assert go_on(own, tmp_path / "run") == []
+        flashback.run(icarl(path), out=tmp_path / "run", device="cpu")
+    shutil.copy(dataset, path)
+    assert go_on(path, tmp_path / "run") == []
 
 
 def test_a_clock_that_jumps(
@@ -459,8 +463,8 @@ def test_other_surroundings_are_said_and_recorded(dataset: Path, tmp_path: Path,
     run["must_match"] |= {"torch": "1.0", "threads": 99}
     run["source"] = "0123"
     (folder / "run.json").write_text(json.dumps(run))
-    (said,) = go_on(dataset, folder)
-    assert "continues in another environment (threads, torch, source), so its results may differ" in said
+    (message,) = go_on(dataset, folder)
+    assert "continues in another environment (threads, torch, source), so its results may differ" in message
     assert json.loads((folder / "run.json").read_text())["changed_on_resume"] == ["source", "threads", "torch"]
 
 

@@ -383,9 +383,9 @@ def test_a_checkpoint_without_its_snapshot(dataset: Path, tmp_path: Path) -> Non
     begin(dataset, tmp_path / "run", stage="phase 1")
     manifest = newest(tmp_path / "run", ".json")
     tensors = safetensors.torch.load(manifest.with_suffix(".safetensors").read_bytes())
-    kept = {name: value for name, value in tensors.items() if "snapshot" not in name}
-    assert len(kept) < len(tensors)
-    manifest.with_suffix(".safetensors").write_bytes(safetensors.torch.save(kept))
+    rest = {name: value for name, value in tensors.items() if "snapshot" not in name}
+    assert len(rest) < len(tensors)
+    manifest.with_suffix(".safetensors").write_bytes(safetensors.torch.save(rest))
     sign(manifest)
     with pytest.raises(FlashbackError, match=r"^the checkpoint lacks the state to flash back to"):
         resume(tmp_path / "run", device="cpu")

@@ -239,11 +239,11 @@ compare("lwf-mc", seeds=[0, 1], jobs=2, out=out, settings={"training.epochs": 2,
 def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     with python(tmp_path / "script.py") as script:
-        said = script.communicate()[1]
+        errors = script.communicate()[1]
     assert script.returncode == 1
-    assert said.count("Traceback") == 1, "the parent's own; its processes say nothing"
-    assert said.splitlines()[-1].startswith("flashback.errors.FlashbackError: several runs at a time start processes")
-    assert said.rstrip().endswith('put the call under: if __name__ == "__main__":')
+    assert errors.count("Traceback") == 1, "the parent's own; its processes say nothing"
+    assert errors.splitlines()[-1].startswith("flashback.errors.FlashbackError: several runs at a time start processes")
+    assert errors.rstrip().endswith('put the call under: if __name__ == "__main__":')
 
 
 # ---------------------------------------------------------------- locks
