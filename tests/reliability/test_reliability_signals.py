@@ -21,7 +21,7 @@ import flashback
 from flashback import FlashbackError
 from flashback.config import CheckpointConfig
 from flashback.studies.processes import STOPPED, run_in_processes
-from flashback.training import Checkpoints, Interrupted
+from flashback.training import Checkpoints, Interrupted, checkpoints
 from flashback.training.step import TrainingStep
 
 STEP = 7  # in phase 1 of the second task
@@ -100,6 +100,24 @@ def test_a_second_signal_quits_at_once(dataset: Path, tmp_path: Path, during: An
         flashback.run(icarl(dataset, NEVER), out=tmp_path / "run", device="cpu")
     assert ended == list(range(1, STEP)), "the step is not finished"
     assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.0])
+def test_a_second_sigterm_is_the_same_request_for_some_seconds(
+    dataset: Path, tmp_path: Path, during: Any, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sends it to all processes of a job, and the parent of several runs passes it on to each."""
+    monkeypatch.setattr(checkpoints, "SAME_REQUEST", patience)
+    ended: list[int] = []
+    during(signal.SIGTERM, signal.SIGTERM, ended=ended)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with unchanged_handlers(), pytest.raises(KeyboardInterrupt) as stopped:
+            flashback.run(icarl(dataset, NEVER), out=tmp_path / "run", device="cpu")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert isinstance(stopped.value, Interrupted) == (tmp_path / "run" / "checkpoint").exists() == bool(patience)
+    assert len(ended) == (STEP if patience else STEP - 1)
 
 
 def test_a_signal_that_is_ignored_stays_so(

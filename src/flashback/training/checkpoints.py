@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from flashback.training.trainer import Position, RunState
 
 FORMAT = 2  # of checkpoints; others are refused
 KEPT = 2  # the last good one, and the one before in case the last is damaged
+SAME_REQUEST = 5.0  # seconds within which SIGTERM may come twice
 MANIFEST = re.compile(r"[0-9]{6,}\.json")
 CHECKPOINT_FILE = re.compile(r"(?:\.(?:[0-9a-f]{8}\.)?)?([0-9]{6,})\.(json|safetensors)(\.part)?")
 
@@ -165,20 +166,32 @@ class Checkpoints:
 
 @contextmanager
 def on_first_signal(act: Callable[[], None]) -> Iterator[None]:
-    """Do something when asked to stop; a second signal acts as it would outside of this context."""
+    """Do something when asked to stop; a second signal acts as it would outside of this context.
+
+    Slurm and systemd send SIGTERM to every process of a job, and a parent passes it on to its children. So for some
+    seconds a second SIGTERM is taken for the first one.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     previous = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+    first: float | None = None
 
-    def ask(*_: object) -> None:
-        act()
-        restore()
+    def restore(numbers: Collection[signal.Signals] = tuple(previous)) -> None:
+        for number in numbers:
+            signal.signal(number, previous[number] or signal.SIG_DFL)
+
+    def ask(number: int, _: object) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            act()
+            restore([other for other in previous if (number, other) != (signal.SIGTERM, signal.SIGTERM)])
+        elif time.monotonic() - first > SAME_REQUEST:
+            restore()
+            signal.raise_signal(signal.Signals(number))
 
     try:
         for number in previous:
