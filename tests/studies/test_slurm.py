@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from slurm_server import reason_not_to_start, slurm
 from test_ray import SLOW_HOST, check_equal, made_sweep
 
 from flashback.errors import FlashbackError
+from flashback.hosts.external import find_hosts
 from flashback.studies import on_slurm
 from flashback.studies.executors import find_executor
 from flashback.studies.jobs import Job, RunContext, is_finished
@@ -166,6 +170,33 @@ def test_a_run_is_saved_and_requeued_on_the_signal(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("SECONDS_PER_STEP")
     run_sweep(sweep, tmp_path / "local", device="cpu", host_file=SLOW_HOST)
     check_equal(tmp_path / "local", tmp_path / "slurm", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_packed_runs_are_saved_though_slurm_signals_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    sweep = made_sweep(tmp_path, 2)
+    settings = {**sweep.parts[0].settings, "training.epochs": 1000, "checkpoint.epochs": 0}
+    sweep = replace(sweep, parts=(replace(sweep.parts[0], settings=settings),))
+    find_hosts(SLOW_HOST)
+    jobs = plan(sweep, tmp_path, RunContext(None, "cpu", SLOW_HOST))
+    (tmp_path / "job").write_bytes(pickle.dumps(OnNode(jobs, source_digest())))
+    monkeypatch.setenv("SECONDS_PER_STEP", "0.2")
+    command = [sys.executable, "-c", f"import pickle; pickle.load(open({str(tmp_path / 'job')!r}, 'rb'))()"]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not all("epoch" in read_text(job.folder / "log.jsonl") for job in jobs):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(process.pid, number)
+        assert process.wait(60) == 1
+    assert [len(list((job.folder / "checkpoint").glob("*.json"))) for job in jobs] == [1, 1]
+
+
+def read_text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def test_a_folder_that_is_not_shared_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,7 @@ def serve(pipe: Connection) -> None:
         except OSError:  # the parent is gone: save the state and end, as it would have asked
             signal.raise_signal(signal.SIGTERM)
 
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to all processes of a job, for the parent to act on
     warnings.showwarning = lambda message, *_: report("warning", str(message))
     try:
         for work, job in iter(pipe.recv, None):
