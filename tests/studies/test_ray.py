@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from flashback.engines import folders
 from flashback.engines.folders import Changes, bring
 from flashback.errors import FlashbackError
 from flashback.studies.executors import find_executor
-from flashback.studies.on_ray import Ray
+from flashback.studies.on_ray import MARK, Ray, name_on_cluster
 from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, run_sweep
 from flashback.training import Interrupted
 from flashback.training.trainer import Event, Observer
@@ -124,6 +126,7 @@ def test_a_lost_node_changes_no_result(cluster: TwoNodes, tmp_path: Path) -> Non
     assert resumed
     run_sweep(sweep, tmp_path / "local", device="cpu", host_file=SLOW_HOST)
     check_equal(tmp_path / "local", tmp_path / "ray", 12)
+    assert not (tmp_path / "ray" / MARK).exists()
 
 
 @pytest.mark.slow
@@ -198,6 +201,47 @@ def test_a_folder_is_brought_so_that_it_can_be_resumed(tmp_path: Path) -> None:
     assert not (there / "checkpoint" / "000001.json").exists()
     with pytest.raises(FlashbackError, match="no path inside"):
         bring(there, {"../outside": b""})
+
+
+def test_folders_of_the_same_path_have_different_names_on_a_cluster(tmp_path: Path) -> None:
+    """As on two machines; a driver that is started again finds the name of its folder."""
+    mark, copied = tmp_path / "one" / MARK, tmp_path / "two" / MARK
+    first = name_on_cluster(mark)
+    assert name_on_cluster(mark) == first
+    shutil.copytree(mark.parent, copied.parent)
+    assert name_on_cluster(copied) != first
+    mark.unlink()
+    assert name_on_cluster(mark) != first
+
+
+def test_a_run_that_is_lost_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try one that lacks memory for ever."""
+    pytest.importorskip("ray")
+    from flashback.engines.ray_nodes import LOST, RETRIES, STOPPED, Collector, Entry
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    collector = Collector()
+    collector.entries["run"] = Entry({}, Changes(tmp_path / "run"))
+    starts = [collector.start("run", "node") for _ in range(RETRIES + 2)]
+    assert [start[0] for start in starts[:-1]] == [1, 2, 3, 4]
+    assert starts[-1] == LOST
+    assert collector.start("another", "node") == STOPPED
+
+
+def test_a_node_removes_what_nobody_has_used_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from flashback.engines.ray_nodes import A_DAY, FIRST_TASKS, in_use, node_folder
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    here = node_folder()
+    (here / FIRST_TASKS / "task").mkdir()
+    for name in ("run-of-a-killed-process", "data", "data-in-use", "new"):
+        (here / name).mkdir()
+    with in_use(here / "data-in-use"):
+        for old in (here / "run-of-a-killed-process", here / "data", here / "data-in-use", here / FIRST_TASKS / "task"):
+            os.utime(old, (0, time.time() - A_DAY - 1))
+        node_folder()
+    assert sorted(path.name for path in here.rglob("*")) == ["data-in-use", FIRST_TASKS, "new"]
 
 
 def test_without_ray_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

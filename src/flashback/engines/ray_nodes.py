@@ -4,6 +4,7 @@ The actor outlives the driver, so a driver that is started again finds its runs.
 of a lost node again elsewhere; they go on from the last checkpoint that came back.
 """
 
+import fcntl
 import os
 import platform
 import shutil
@@ -11,8 +12,8 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from flashback.engines.folders import Changes, Files, bring
 
 PERIOD = 1.0  # seconds between looks at a run folder
 RETRIES = 3  # of a run whose node or process was lost
+FIRST_TASKS = "first-tasks"  # in the folder of a node
 A_DAY = 24 * 3600.0
 STOPPED = "its process was stopped from outside"
 LOST = f"its node or process was lost {RETRIES + 1} times; was it out of memory?"
@@ -57,10 +59,16 @@ class Collector:
     """Starts runs and keeps their latest files until the driver has them."""
 
     def __init__(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="flashback-ray-"))
+        self.held = ExitStack()
+        self.root = self.new_root()
         self.entries: dict[str, Entry] = {}
         self.bundles: dict[str, Any] = {}
         self.train: Any = ray.remote(train)  # once, as it is sent to every worker
+
+    def new_root(self) -> Path:
+        root = Path(tempfile.mkdtemp(dir=node_folder(), prefix="collected-"))
+        self.held.enter_context(in_use(root))
+        return root
 
     def has_bundle(self, digest: str) -> bool:
         return digest in self.bundles
@@ -76,10 +84,13 @@ class Collector:
 
         The payload is a pickled function and its job, which the actor itself has no use for.
         """
-        if name in self.entries and self.entries[name].config == config:
-            self.entries[name].changes = Changes(self.folder(name))  # tell the new driver everything
+        earlier = self.entries.get(name)
+        if earlier and earlier.config == config and not earlier.stopped:
+            earlier.changes = Changes(self.folder(name))  # tell the new driver everything
             return
         self.forget([name])
+        if not self.root.exists():
+            self.root = self.new_root()
         bring(self.folder(name), files)
         entry = self.entries[name] = Entry(config, Changes(self.folder(name), known=True))
         here, bundle = ray.get_runtime_context().current_actor, self.bundles[digest]
@@ -89,11 +100,13 @@ class Collector:
     def folder(self, name: str) -> Path:
         return self.root / name.replace("/", "%")
 
-    def start(self, name: str, node: str) -> tuple[int, Files] | None:
-        """Give a run to a node; from now on earlier attempts are not listened to. None if it shall not start."""
+    def start(self, name: str, node: str) -> tuple[int, Files] | str:
+        """Give a run to a node; from now on earlier attempts are not listened to. Or why it shall not start."""
         entry = self.entries.get(name)
         if entry is None or entry.stopped:
-            return None
+            return STOPPED
+        if entry.attempt > RETRIES:  # Ray itself tries a run that is out of memory for ever
+            return LOST
         entry.attempt, entry.node = entry.attempt + 1, node
         return entry.attempt, Changes(self.folder(name)).take()[0]
 
@@ -146,19 +159,18 @@ def outcome(task: Any) -> str | None:
 def train(collector: Any, name: str, payload: bytes, digest: str, bundle: list[Any]) -> str | None:
     """Work on a run on this node, and send its folder to the collector as it is written."""
     started = ray.get(collector.start.remote(name, platform.node()))
-    if started is None:
-        return STOPPED
+    if isinstance(started, str):
+        return started
     attempt, files = started
     work, job = ray.cloudpickle.loads(payload)
     here = node_folder()
-    with tempfile.TemporaryDirectory(dir=here, prefix="run-") as scratch:
+    with tempfile.TemporaryDirectory(dir=here, prefix="run-") as scratch, in_use(Path(scratch)):
         folder = Path(scratch) / "run"
         bring(folder, files)
         sender = Sender(folder, lambda *changed: ray.get(collector.receive.remote(name, attempt, *changed)))
         try:
-            problem: str | None = work(
-                job.at(folder, unpack(here / digest, bundle), here / "first-tasks"), lambda event: None
-            )
+            with in_use(unpack(here / digest, bundle)) as files_here:
+                problem: str | None = work(job.at(folder, files_here, here / FIRST_TASKS), lambda event: None)
         except KeyboardInterrupt:
             problem = STOPPED
         finally:
@@ -193,16 +205,38 @@ class Sender(threading.Thread):
 
 
 def node_folder() -> Path:
-    """A folder of this user for data and runs on this node; first tasks of an earlier day are removed."""
+    """A folder of this user for data and runs on this node; what nobody has used for a day is removed."""
     folder = Path(tempfile.gettempdir()) / f"flashback-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
-    for old in (folder / "first-tasks").glob("*"):
+    (folder / FIRST_TASKS).mkdir(exist_ok=True)
+    for old in [*folder.iterdir(), *(folder / FIRST_TASKS).iterdir()]:
         with suppress(OSError):
-            if time.time() - old.stat().st_mtime > A_DAY:
-                shutil.rmtree(old)
+            if old.name != FIRST_TASKS and time.time() - old.stat().st_mtime > A_DAY:
+                remove_unused(old)
     return folder
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[Path]:
+    """Keep a folder from being removed inside this context, until the process ends at the latest."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.utime(folder)
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+def remove_unused(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}-old")))
+    finally:
+        os.close(descriptor)
 
 
 def unpack(target: Path, bundle: list[Any]) -> Path:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
 from flashback.engines.folders import Changes, Files, bring, files_below
 from flashback.engines.following import Follower
 from flashback.errors import FlashbackError, Interrupted, import_extra, require, warn_once
-from flashback.files import make_folder
+from flashback.files import LARGEST_CONFIG, make_folder, read_file, refuse_special, write_atomically
 from flashback.records import FolderInUseError, RunFolder, is_finished
 from flashback.studies.jobs import ELSEWHERE, Job, Problems, attempt_on_node, needed_files
 from flashback.studies.processes import PATIENCE, handling
@@ -29,6 +30,7 @@ PORT = 10001  # of a Ray client
 MOST_PLACED = 200  # runs that are given to Ray at a time
 LARGEST = 8 << 30  # bytes of data that travel; more have to be on every node already
 NAMESPACE = "flashback"
+MARK = ".ray"  # in the folder of a study: by which name a driver that is started again finds its runs
 LOOK = 0.2  # seconds between looks at what has come back
 RESTARTS = 3  # of the actor that collects runs
 
@@ -133,7 +135,8 @@ class Driver:
         self, ray: Any, out: Path, work: Any, options: dict[str, Any], watch: Callable[[str], Observer]
     ) -> None:
         self.ray, self.work, self.options, self.watch = ray, work, options, watch
-        self.name = "runs-" + hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:16]
+        self.mark = out / MARK
+        self.name = "runs-" + name_on_cluster(self.mark)
         self.placed: dict[str, Placed] = {}
         self.problems: Problems = {}
         self.restarts = 0
@@ -158,6 +161,7 @@ class Driver:
             with suppress(self.ray.exceptions.RayError):
                 if self.ray.get(self.collector.forget.remote(list(self.placed))) == 0:
                     self.ray.kill(self.collector)
+                    self.mark.unlink(missing_ok=True)
             for placed in self.placed.values():
                 placed.lock.close()
         return self.problems
@@ -171,11 +175,20 @@ class Driver:
         here = self.ray.get_runtime_context().get_node_id()
         options = {"name": self.name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
         nearby = NodeAffinitySchedulingStrategy(here, soft=True)
-        actor = self.ray.remote(Collector).options(num_cpus=0, scheduling_strategy=nearby, **options).remote()
         digest, files = self.bundle
-        if not self.ray.get(actor.has_bundle.remote(digest)):
-            self.ray.get(actor.keep_bundle.remote(digest, files))
-        return actor
+        while True:
+            actor = self.ray.remote(Collector).options(num_cpus=0, scheduling_strategy=nearby, **options).remote()
+            try:
+                if not self.ray.get(actor.has_bundle.remote(digest)):
+                    self.ray.get(actor.keep_bundle.remote(digest, files))
+                return actor
+            except self.ray.exceptions.RayActorError:  # lost, or ended just now by another driver of this folder
+                self.count_restart()
+                time.sleep(LOOK)
+
+    def count_restart(self) -> None:
+        self.restarts += 1
+        require(self.restarts <= RESTARTS, "the Ray cluster loses its nodes again and again; look at its state")
 
     def place(self, jobs: Sequence[Job]) -> None:
         submitted = []
@@ -193,7 +206,8 @@ class Driver:
                 continue
             self.placed[job.name] = Placed(job, folder, lock, observer, Follower(job.folder, observer))
             submitted.append(self.submit(job))
-        self.ray.get(submitted)
+        with suppress(self.ray.exceptions.RayActorError):  # `collect` finds the collector lost, and submits them again
+            self.ray.get(submitted)
 
     def submit(self, job: Job) -> Any:
         files, _ = Changes(job.folder).take()
@@ -204,8 +218,7 @@ class Driver:
         try:
             latest = self.ray.get(self.collector.news.remote(list(self.placed)))
         except self.ray.exceptions.RayActorError:  # its node was lost: runs go on from what has come back
-            self.restarts += 1
-            require(self.restarts <= RESTARTS, "the Ray cluster loses its nodes again and again; look at its state")
+            self.count_restart()
             warnings.warn("the node that collects the runs was lost; they go on elsewhere", stacklevel=2)
             self.collector = self.find_collector()
             self.ray.get([self.submit(placed.job) for placed in self.placed.values()])
@@ -236,6 +249,15 @@ class Driver:
             while any(placed.attempt for placed in self.placed.values()) and time.monotonic() < deadline:
                 self.collect()
                 time.sleep(LOOK)
+
+
+def name_on_cluster(mark: Path) -> str:
+    """A name for the folder of a study, from a file in it and its path: other machines may have the same path."""
+    make_folder(mark.parent)
+    refuse_special(mark)
+    if not mark.exists():
+        write_atomically(mark, uuid4().hex)
+    return hashlib.sha256(read_file(mark, LARGEST_CONFIG) + str(mark.resolve()).encode()).hexdigest()[:16]
 
 
 def allow_open_files(count: int) -> None:
