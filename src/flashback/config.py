@@ -269,6 +269,8 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     for key in values:
         if key not in known:
             raise unknown("key", f"{path}{key}", (f"{path}{name}" for name in known))
+    for name in required_fields(cls):
+        require(name in values, f"{path}{name} is missing")
     return cls(**{key: _convert(hints[key], value, f"{path}{key}") for key, value in values.items()})
 
 
@@ -285,6 +287,11 @@ def full_keys(name: str, host: type[HostSettings]) -> list[str]:
 
 def fields_of(section: Any) -> set[str]:
     return {f.name for f in dataclasses.fields(section)} if dataclasses.is_dataclass(section) else set()
+
+
+def required_fields(section: Any) -> list[str]:
+    missing = dataclasses.MISSING
+    return [f.name for f in dataclasses.fields(section) if f.default is missing and f.default_factory is missing]
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:

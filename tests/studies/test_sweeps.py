@@ -180,6 +180,7 @@ def test_bidirectional_methods_are_planned_on_twenty_tasks_too(tmp_path: Path) -
     [
         ("[1, 2]", "no mapping"),
         ("hosts: []", "hosts is empty"),
+        ("seeds: [0]", "^made: hosts is missing$"),
         ("{hosts: [icarl], seedz: [1]}", "seedz"),
         ("{hosts: [icarl], grid: {training.lr: 3}}", "grid.training.lr must be a list"),
         ("{hosts: [icarl], arms: [both]}", "arms"),
