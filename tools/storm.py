@@ -67,7 +67,7 @@ CRASHED = 99  # the exit code after a traceback
 # what a command may lose, with a warning
 ACCEPTED = {"checkpoint": "no space for a checkpoint", "tensorboard": "the tracker tensorboard"}
 INCOMPLETE = re.compile(r"\.[0-9a-f]{8}\..*\.part")  # what a killed process wrote under a temporary name
-VOLATILE = re.compile(r"time|date|.*seconds|.*_per_second|took_over_first_task|reused")
+VOLATILE = re.compile(r"time|date|checksum|.*seconds|.*_per_second|took_over_first_task|reused")
 
 
 # ---------------------------------------------------------------- what is run

@@ -38,7 +38,7 @@ class Model:
     def of(cls, host: Host) -> Model:
         """The model of a host that has learned some or all tasks of its benchmark."""
         benchmark = host.benchmark
-        learned = benchmark.class_names[: host.task.seen.stop]
+        learned = tuple(map(printable, benchmark.class_names[: host.task.seen.stop]))
         return cls(host, learned, benchmark.image_shape, tuple(benchmark.names_by_label))
 
     def probabilities(self) -> nn.Module:

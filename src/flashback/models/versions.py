@@ -38,12 +38,13 @@ from flashback.files import (
     write_atomically,
 )
 from flashback.records import FolderInUseError, RunFolder, is_begun
-from flashback.training.checkpoints import Checkpoints
+from flashback.training.checkpoints import Checkpoints, digest, digest_of
 from flashback.training.trainer import RunState
 
 FORMAT = 1
 SETTINGS, CURRENT, VERSION, VERSIONS, UPDATE = "model.json", "current.json", "version.json", "versions", "update"
 DROPPED = f".{UPDATE}"  # an update that is being removed
+CHECKSUM = "checksum"  # in version.json: a digest of everything else in it
 CHECKPOINT, HELD_OUT = "checkpoint", "held-out.safetensors"
 ACCEPTED, REFUSED = "accepted", "refused"
 RESTORE = "restore it from a copy of the folder"
@@ -180,7 +181,8 @@ class ModelFolder:
         with RunFolder(self.path).lock():
             for folder in (self.path / VERSIONS, self.update):
                 refuse_special(folder)
-            for part in (*self.path.glob(f"{VERSIONS}/.*"), *self.path.glob(DROPPED)):  # of a process that was killed
+            parts = [part for part in self.path.glob(f"{VERSIONS}/.*") if part.name[1:].isdecimal()]
+            for part in (*parts, *self.path.glob(DROPPED)):  # of a process that was killed
                 remove_folder(part)
             yield
 
@@ -217,7 +219,7 @@ class ModelFolder:
     @property
     def current(self) -> int | None:
         """The number of the version in use; None before the first one."""
-        if not (self.path / CURRENT).exists():
+        if not (self.path / CURRENT).exists() and (self.update.exists() or not self.numbers()):
             return None
         number = self.read(self.path / CURRENT).get("version")
         require(
@@ -239,8 +241,34 @@ class ModelFolder:
         return self.path / VERSIONS / f"{number:04d}"
 
     def version(self, number: int) -> Version:
+        """The record of a version, which must follow from the settings, from its parent and from its images."""
         require(number in self.numbers(), f"{printable(self.path)} has no version {number}; see `flashback history`")
-        return build(Version, self.read(self.folder(number) / VERSION), f"version {number}: ")
+        values = self.record(number)
+        values.pop(HELD_OUT, None)
+        version, parent = build(Version, values, f"version {number}: "), None
+        if version.parent is not None:
+            with suppress(FlashbackError):  # the record of the parent may be damaged
+                parent = self.record(version.parent).get("digest")
+        is_known = version.parent is None or parent is not None
+        expected = self.digest(number, parent, version.content) if is_known else version.digest
+        require(
+            (version.number, version.digest) == (number, expected),
+            f"version {number} in {printable(self.path)} belongs to another model or to other settings; restore its "
+            f"folder and {SETTINGS}, or choose another version with `flashback rollback`",
+        )
+        return version
+
+    def digest(self, number: int, parent: str | None, content: str) -> str:
+        """What a version is bound to; settings of checkpoints do not count."""
+        settings = asdict(self.settings())
+        settings["config"] = {key: value for key, value in settings["config"].items() if key != "checkpoint"}
+        return digest_of([settings, number, parent, content])
+
+    def record(self, number: int) -> dict[str, Any]:
+        path = self.folder(number) / VERSION
+        values = self.read(path)
+        require(values.pop(CHECKSUM, None) in (None, digest_of(values)), self.damaged(path))
+        return values
 
     def has_model(self, number: int) -> bool:
         return (self.folder(number) / CHECKPOINT).is_dir()
@@ -261,9 +289,12 @@ class ModelFolder:
 
     def held_out(self, version: Version) -> Images:
         """The held-out images that a version has kept."""
-        path = self.folder(version.number) / HELD_OUT
+        path, checksum = self.folder(version.number) / HELD_OUT, self.record(version.number).get(HELD_OUT)
         try:
-            tensors = safetensors.torch.load(read_file(path, 2**40))
+            content = read_file(path, 2**40)
+            if checksum not in (None, digest(content)):
+                raise ValueError
+            tensors = safetensors.torch.load(content)
             return Images(tensors["images"], tensors["labels"])
         except (OSError, KeyError, ValueError, safetensors.SafetensorError):
             raise FlashbackError(
@@ -277,8 +308,10 @@ class ModelFolder:
         make_folder(part)
         Checkpoints(part / CHECKPOINT, CheckpointConfig(), run=version.digest).write(state)
         tensors: dict[str, Tensor] = {"images": held_out.x.contiguous(), "labels": held_out.y}
-        write_atomically(part / HELD_OUT, safetensors.torch.save(tensors))
-        self.write(part / VERSION, asdict(version))
+        content = safetensors.torch.save(tensors)
+        write_atomically(part / HELD_OUT, content)
+        values = asdict(version) | {HELD_OUT: digest(content)}
+        self.write(part / VERSION, values | {CHECKSUM: digest_of(values)})
         with explaining_failure(self.folder(version.number)):
             os.replace(part, self.folder(version.number))
 
@@ -311,5 +344,8 @@ class ModelFolder:
             values = json.loads(read_file(path, LARGEST_RECORD))
         except (OSError, ValueError):
             values = None
-        require(isinstance(values, dict), f"{printable(path)} is missing or damaged; {REMEDY.get(path.name, RESTORE)}")
+        require(isinstance(values, dict), self.damaged(path))
         return dict(values)
+
+    def damaged(self, path: Path) -> str:
+        return f"{printable(path)} is missing or damaged; {REMEDY.get(path.name, RESTORE)}"
