@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -180,7 +181,7 @@ def test_class_names_of_a_stranger_cannot_command_the_terminal(pair: tuple[Path,
         assert not {*text} & {*"\x1b\x07\u202e"}
 
 
-# ---------------------------------------------------------------- other files
+# ---------------------------------------------------------------- other files, and limits that are none
 
 
 def test_other_hidden_files_among_the_versions_stay(pair: tuple[Path, Path]) -> None:
@@ -191,3 +192,11 @@ def test_other_hidden_files_among_the_versions_stay(pair: tuple[Path, Path]) -> 
     (versions / ".0003").mkdir()
     assert Learner(pair[0], "cpu").prune() == 0
     assert {path.name for path in versions.iterdir()} == {"0001", "0002", ".DS_Store", ".git"}
+
+
+@pytest.mark.parametrize("name", ["max_drop", "max_class_drop"])
+@pytest.mark.parametrize("limit", [math.nan, math.inf])
+def test_a_limit_that_could_refuse_nothing_is_refused(pair: tuple[Path, Path], name: str, limit: float) -> None:
+    with pytest.raises(FlashbackError, match=rf"^{name} \(--{name.replace('_', '-')}\) is a number of points, not "):
+        Learner(pair[0], "cpu").learn(images("pan"), **{name: limit})
+    assert Learner(pair[0], "cpu").current == 2

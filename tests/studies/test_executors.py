@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,13 @@ def test_a_sweep_and_a_comparison_make_their_shard_alone(tmp_path: Path) -> None
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(FlashbackError, match="not 'moon'"):
         find_executor("moon", None)
+
+
+@pytest.mark.parametrize("amount", [-1, True, "two", math.nan, math.inf, None, [1]])
+def test_an_amount_for_a_run_that_makes_no_sense_is_refused(amount: object) -> None:
+    for name in ("cpus", "gpus", "memory"):
+        with pytest.raises(FlashbackError, match=rf"^{name} of a run \(--per-run\) is a number from 0, not "):
+            find_executor("ray", None, {name: amount})
 
 
 def test_a_study_trains_where_the_executor_says(tmp_path: Path) -> None:

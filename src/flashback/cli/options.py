@@ -106,12 +106,12 @@ def check_one_run(folder: Path) -> None:
     )
 
 
-def choose_seeds(count: str | None, listed: str | None) -> list[int]:
+def choose_seeds(count: str | None, listed: str | None) -> int | list[int]:
     require(count is None or listed is None, "give --seeds or --seed-list, not both")
     try:
         if listed is not None:
             return [int(seed) for seed in listed.split(",")]
-        return list(range(DEFAULT_SEEDS if count is None else int(count)))
+        return DEFAULT_SEEDS if count is None else int(count)
     except ValueError:
         raise FlashbackError(
             f"--seeds says how many seeds, --seed-list names them, such as 123,246,369; not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,6 +156,9 @@ class Learner:
             FlashbackError: If there are no images to learn from, or the host cannot learn them.
             Interrupted: If a signal stopped the update; the same call continues it.
         """
+        for name, limit in (("max_drop", max_drop), ("max_class_drop", max_class_drop)):
+            is_number = limit is None or math.isfinite(limit)
+            require(is_number, f"{name} (--{name.replace('_', '-')}) is a number of points, not {limit}")
         with self.folder.lock():
             return self._learn(images, (max_drop, max_class_drop), observers, progress)
 

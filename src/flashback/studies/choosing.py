@@ -160,6 +160,7 @@ def choose_form(
         FlashbackError: The budget is too small for so many candidates, or the input makes no sense.
     """
     given, folder = dotted(settings or {}), Path(out)
+    require(math.isfinite(budget), f"a budget (--budget) is a number of runs, not {budget}")
     check_free(given, "tuning")
     of_flashback = [key for key in given if key.startswith(FLASHBACK_KEYS)]
     require(not of_flashback, f"forms choose {', '.join(of_flashback)}; take it out of the settings, or name a form")

@@ -22,6 +22,7 @@ from flashback.studies.jobs import Executor, Job, RunContext, group_failures, is
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
+MOST_SEEDS = 10_000
 SEED_FOLDER = re.compile(r"seed-(0|[1-9]\d{0,17})")
 
 
@@ -111,6 +112,7 @@ def compare(
 
 def chosen_seeds(seeds: Sequence[int] | int) -> Sequence[int]:
     if isinstance(seeds, Integral) and not isinstance(seeds, bool):
+        require(seeds <= MOST_SEEDS, f"at most {MOST_SEEDS} seeds, not {seeds}; a list names them")
         seeds = range(int(seeds))
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise FlashbackError(f"seeds are a list such as [0, 1, 2], or how many, not {abbreviate(seeds)}")

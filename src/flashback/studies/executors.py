@@ -1,5 +1,6 @@
 """Where runs train: on this machine, on Ray or on Slurm. Studies know only the interface in `jobs`."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -38,7 +39,7 @@ def find_executor(
     for name, amount in amounts.items():
         known = ", ".join(RESOURCES)
         require(name in RESOURCES, f"a run takes (--per-run) {known}, not {abbreviate(name)}")
-        is_amount = isinstance(amount, int | float) and not isinstance(amount, bool) and amount >= 0
+        is_amount = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < math.inf
         require(is_amount, f"{name} of a run (--per-run) is a number from 0, not {abbreviate(amount)}")
     require(not slurm or on == "slurm", "--slurm is for --on slurm")
     if on == "local":
