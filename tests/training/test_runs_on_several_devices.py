@@ -147,11 +147,13 @@ def test_only_the_first_rank_prints(capsys: pytest.CaptureFixture[str], monkeypa
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_batch_with_fewer_images_than_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_group", ranks.Group(0, 16))
-    config = quick_config("finetune")
+def test_a_batch_with_fewer_images_than_ranks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FlashbackError, match=r"batch_size is 8, less than one image for each of 16 ranks"):
-        check_batches(config)
+        check_batches(quick_config("finetune"), 16)
+    (tmp_path / "config.yaml").write_text("{host: {name: finetune}, training: {batch_size: 8}}")
+    for words in (["run", "finetune", "--set", "training.batch_size=8"], ["resume", str(tmp_path)]):
+        assert exit_code([*words, "--devices", "1000000"]) == 2  # and no process is started
+        assert "less than one image for each of 1000000 ranks" in capsys.readouterr().err
 
 
 def test_compilation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from flashback.cli.studies import cka, sweep, tune
 from flashback.config import set_dotted, to_dict
 from flashback.errors import FlashbackError, require, unknown
 from flashback.plain_yaml import read_yaml
-from flashback.records import RunFolder
+from flashback.records import RunFolder, read_config
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -92,7 +92,7 @@ def run(
     """
     from flashback.hosts.external import find_hosts
     from flashback.recipes.resolving import check_flashback_is_on
-    from flashback.training.running import finished_run
+    from flashback.training.running import check_batches, finished_run
 
     find_hosts(host_file)
     overrides = opt.parse_settings(
@@ -117,6 +117,7 @@ def run(
         show_run(folder)
         show_line("Finished already, with the same settings: nothing was trained.")
         return 0
+    check_batches(config, devices or 1)
     start = partial(fb.run, config, out=folder, data=data, device=device, track=track or [])
     return train(start, folder, config.host.name, device, devices)
 
@@ -132,9 +133,13 @@ def resume(
 ) -> int:
     """Go on with a run, exactly where it stopped."""
     from flashback.hosts.external import find_hosts
+    from flashback.recipes import config_from_dict
+    from flashback.training.running import check_batches
 
     find_hosts(host_file)
     opt.check_one_run(folder)
+    if devices is not None:
+        check_batches(config_from_dict(read_config(folder)), devices)
     start = partial(fb.resume, folder, data=data, device=device, track=track or [])
     return train(start, folder, folder.name, device, devices)
 

@@ -80,7 +80,7 @@ def run(
             benchmark = open_benchmark(config, data)
         if out is not None and (record := _finished_on_first(Path(out), config, benchmark.checksum)) is not None:
             return TrainingResult.from_record(record)
-        check_batches(config)
+        check_batches(config, ranks.count())
         observers = [*observers, *([task_printer(benchmark)] if progress else [])]
         with environment.prepared_device(config, device, precision), explaining_failures():
             method = build_method(config, benchmark, device)
@@ -104,12 +104,12 @@ def _finished_on_first(folder: Path, config: RunConfig, checksum: str) -> record
     return None if content is None else records.RunRecord(folder, *content)
 
 
-def check_batches(config: RunConfig) -> None:
+def check_batches(config: RunConfig, count: int) -> None:
+    """Refuse more ranks than a batch has images."""
     size = config.training.batch_size
     require(
-        size >= ranks.count(),
-        f"training.batch_size is {size}, less than one image for each of {ranks.count()} ranks; raise it, or start "
-        "fewer",
+        size >= count,
+        f"training.batch_size is {size}, less than one image for each of {count} ranks; raise it, or start fewer",
     )
 
 
