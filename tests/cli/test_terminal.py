@@ -17,8 +17,9 @@ import pytest
 from rich.console import Console
 
 from flashback import progress_bar
-from flashback.cli import progress
+from flashback.cli import progress, studies
 from flashback.cli.console import show_table
+from flashback.records import RunFolder
 from flashback.training.trainer import Trainer
 
 Command = Callable[..., tuple[int, str, str]]
@@ -114,6 +115,35 @@ def test_progress_is_cleaned(monkeypatch: pytest.MonkeyPatch, terminal: bool) ->
         observe({"event": "evaluation", "task": 0, "accuracy": {"linear": {"class_incremental": [80.0]}}})
     text = screen.getvalue()
     assert CLEANED in text
+    assert not re.search(r"\x1b\]|\x1b\[2J\x9b|\x07|\x9b|[\u202e\u2066]", text)
+
+
+def test_a_watched_folder_is_shown_whatever_its_logs_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, looks = io.StringIO(), list[float]()
+    console = Console(file=screen, force_terminal=True, width=200, color_system=None)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    run = RunFolder.open(tmp_path / HOSTILE, {"host": {"name": "lwf"}})
+    epoch = {"event": "epoch", "task": 0, "stage": HOSTILE, "epoch": 0, "epochs": 2, "losses": {HOSTILE: 1.0}}
+    others: list[Any] = [None, [], 3, {}, {"event": []}, {"event": "epoch"}, {"event": "task", "task": 0, "tasks": "x"}]
+    others += [epoch | {"epochs": "x"}, epoch | {"losses": {"a": "x"}}, epoch | {"task": [0]}]
+    others += [{"event": "evaluation", "task": 0, "accuracy": accuracy} for accuracy in ({}, [], {"a": {}})]
+    lines = [json.dumps(event) for event in (*others, {"event": "task", "task": 0, "tasks": 1}, epoch)]
+    (run.path / "log.jsonl").write_bytes("\n".join((*lines, "nonsense", "")).encode() + b"\xff\n{")
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        console.print("")  # draws the lines anew
+        if len(looks) == 3:
+            (run.path / "results.json").write_text("{}")
+
+    monkeypatch.setattr(studies.time, "sleep", look)
+    with run.lock():
+        (run.path / ".lock").write_bytes(f"{HOSTILE}\xff".encode())
+        studies.watch_folder(tmp_path)
+    text = screen.getvalue()
+    assert "1 running" in text
+    assert "1 done" in text
+    assert "epoch 1/2" in text
     assert not re.search(r"\x1b\]|\x1b\[2J\x9b|\x07|\x9b|[\u202e\u2066]", text)
 
 

@@ -16,6 +16,7 @@ from fake_trackers import Curves, FakeMlflow, FakeRun, FakeWandb
 import flashback as fb
 from flashback.errors import FlashbackError
 from flashback.training import Checkpoints, Trainer, build_method
+from flashback.training.first_task_cache import replay_log
 from flashback.training.trackers import tracking
 from helpers import quick_config, tiny_benchmark
 
@@ -281,6 +282,14 @@ def test_identities_that_make_no_sense_are_none(tmp_path: Path, wandb: FakeWandb
         pass
     assert [arguments["id"] for arguments in wandb.asked] == [None]
     assert json.loads((tmp_path / "trackers.json").read_text()) == {"wandb": "run0"}
+
+
+def test_a_log_that_was_edited_is_no_traceback(tmp_path: Path, wandb: FakeWandb) -> None:
+    with (
+        pytest.warns(UserWarning, match="the tracker wandb failed"),
+        tracking(["wandb"], quick_config("lwf-mc"), tmp_path) as reporters,
+    ):
+        replay_log(b'null\n[1]\n{"event": "epoch"}\n', reporters)
 
 
 # ---------------------------------------------------------------- the packages themselves, where they are installed

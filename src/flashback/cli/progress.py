@@ -62,7 +62,7 @@ class RunLine:
     def __call__(self, event: Event) -> None:
         kind = event["event"]
         if kind == "task":
-            self.tasks = event["tasks"]
+            self.tasks = int(event["tasks"])
         elif kind in ("stage", "epoch"):
             self.advance(event)
         elif kind == "evaluation":
@@ -75,10 +75,10 @@ class RunLine:
 
     def advance(self, event: Event) -> None:
         """The bar shows the share of the run; a task is taken to have as many epochs as the longest so far."""
-        is_new_task, epochs, stage = event["task"] != self.task, event["epochs"], event["stage"]
+        is_new_task, epochs, stage = event["task"] != self.task, int(event["epochs"]), event["stage"]
         if event["event"] == "stage":
             self.before_stage = 0 if is_new_task else self.before_stage + self.stage_epochs
-        self.task, self.stage_epochs = event["task"], epochs
+        self.task, self.stage_epochs = int(event["task"]), epochs
         self.task_epochs = max(self.task_epochs, self.before_stage + epochs)
         trained = event["epoch"] + 1 if "epoch" in event else 0
         share = None if self.tasks is None else self.task + (self.before_stage + trained) / self.task_epochs

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -165,7 +166,7 @@ def watch_folder(folder: Path) -> None:
             for name in running - lines.keys():
                 node = holder_of(folder / name)
                 line = view.watch(f"{node}: {name}" if node else name)
-                lines[name] = line, Follower(folder / name, line, all_events=True)
+                lines[name] = line, Follower(folder / name, passing_over_others(line), all_events=True)
                 lines[name][1].report()
                 line.restart_clock()
             for _, follower in lines.values():
@@ -173,6 +174,16 @@ def watch_folder(folder: Path) -> None:
             for name in lines.keys() - running:
                 lines.pop(name)[0]({"event": "end"})
             time.sleep(LOOK)
+
+
+def passing_over_others(observer: Observer) -> Observer:
+    """An observer that passes over lines of a log that are no events of this version."""
+
+    def observe(event: Event) -> None:
+        with suppress(KeyError, TypeError, ValueError, AttributeError, IndexError):
+            observer(event)
+
+    return observe
 
 
 def watch_states(view: ProgressView) -> Callable[[Outcome, str], Observer]:

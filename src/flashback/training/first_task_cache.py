@@ -78,5 +78,5 @@ def replay_log(log: bytes, observers: Sequence[Observer]) -> None:
             event = json.loads(line)
         except ValueError:
             continue
-        for observer in observers:
+        for observer in observers if isinstance(event, dict) else ():
             observer({**event, "earlier": True})

@@ -79,10 +79,12 @@ class Reporter:
         self.failed = False
 
     def __call__(self, event: Event) -> None:
-        values = tracked_values(event)
-        if values and not self.failed:
-            when = event.get("time", time.time())
-            self.attempt(lambda: self.tracker.report(values, event["steps"], when))
+        def report() -> None:
+            if values := tracked_values(event):
+                self.tracker.report(values, event["steps"], event.get("time", time.time()))
+
+        if not self.failed:
+            self.attempt(report)
 
     def close(self) -> None:
         self.attempt(self.tracker.close)
