@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flashback.errors import FlashbackError
 from flashback.results.frontier import read_frontier
+from flashback.studies import jobs
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -26,6 +29,27 @@ def test_a_frontier_is_traced_and_drawn(flashback: Command, tiny: list[str]) -> 
     code, out, _ = flashback("report", "out")
     assert code == 0
     assert "Stability against plasticity of lwf-mc on tiny" in Path("out/report.html").read_text()
+
+
+def test_a_form_whose_runs_fail_is_named(flashback: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer rests on the others, and the exit code says so."""
+    train = jobs.run
+
+    def fail(config: Any, **options: Any) -> Any:
+        if config.flashback.enabled:
+            raise FlashbackError("the disk is full")
+        return train(config, **options)
+
+    monkeypatch.setattr(jobs, "run", fail)
+    options = ("--forms", "--form", "flashback.alpha=0.5", "--budget", "4", "--out", "tuned")
+    code, out, err = flashback("tune", "lwf-mc", *options, *tiny[:-2], "--set", "training.epochs=2")
+    assert (code, err.splitlines()[-1]) == (
+        1,
+        "failed: flashback.alpha 0.5, 2 epochs, seed 0 and 1 more: the disk is full",
+    )
+    assert (
+        "Take the host alone, as its recipe has it (flashback.alpha 0.5 gains too little: not all runs finished" in out
+    )
 
 
 @pytest.mark.slow

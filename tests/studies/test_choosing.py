@@ -136,6 +136,18 @@ def test_a_candidate_that_fails_comes_last(fake: FakeRuns, tmp_path: Path) -> No
     assert choice.form is not None
     assert choice.form.name == "free-primary (flashback.alpha 0.01)"
     assert choice.trials[1].mean is None
+    assert set(choice.failures.values()) == {"the loss is no longer finite"}
+    assert all(name.startswith("free-primary (flashback.alpha 0.1), ") for name in choice.failures)
+    assert json.loads((tmp_path / "trials.json").read_text())["failures"] == choice.failures
+
+
+def test_a_choice_without_the_host_alone_is_none(fake: FakeRuns, tmp_path: Path) -> None:
+    fake.score = lambda config: 50.0 if config.flashback.enabled else None
+    with pytest.raises(
+        FlashbackError, match=r"the host alone failed, .* \(host alone, 2 epochs, seed 0 and \d+ more: "
+    ):
+        choose_form("lucir", out=tmp_path, settings=SETTINGS, forms=["printed"], budget=20)
+    assert not (tmp_path / "recipe.yaml").exists()
 
 
 def test_a_lead_within_its_standard_error_is_not_taken() -> None:

@@ -91,9 +91,10 @@ def parse_weights(text: str) -> list[float]:
         raise FlashbackError(f"--weights takes numbers such as 0.3,1,3, not {abbreviate(text)}") from None
 
 
-def choose(host: str, benchmark: str, out: Path, device: str, data: Path | None, host_file: Any, **chosen: Any) -> None:
+def choose(host: str, benchmark: str, out: Path, device: str, data: Path | None, host_file: Any, **chosen: Any) -> int:
     """Choose a form for `flashback tune --forms`, show all trials and the answer."""
     from flashback.cli.progress import ProgressView
+    from flashback.cli.tables import report_failures
     from flashback.metrics.statistics import number
     from flashback.studies.choosing import choose_form
 
@@ -122,3 +123,4 @@ def choose(host: str, benchmark: str, out: Path, device: str, data: Path | None,
         *given,
     ]
     show_line(f"To see the tuned host and the best form on test images: {shlex.join(command)}")
+    return report_failures(best.failures)

@@ -242,7 +242,7 @@ def tune(
             help="Values to choose among, e.g. training.lr=0.03,0.1,0.3; may be repeated. Default: alpha_p and E1.",
         ),
     ] = None,
-) -> None:
+) -> int:
     """Choose settings on a validation split.
 
     alpha_p and E1, or any others: those of flashback for the host with flashback, all others for the host alone. With
@@ -281,6 +281,7 @@ def tune(
     flags = [str(word) for option in options if option[1] is not None for word in option]
     command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *flags]
     show_line(f"{'Use it' if is_better else 'To see it on test images all the same'}: {shlex.join(command)}")
+    return 0
 
 
 def parse_values(assignment: str) -> tuple[str, Any]:

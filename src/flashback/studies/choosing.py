@@ -24,7 +24,7 @@ from flashback.results.naming import setting_in_words
 from flashback.studies.comparison import read_finished
 from flashback.studies.executors import find_executor
 from flashback.studies.forms import FLASHBACK_KEYS, PHASE_1_EPOCHS, Form, catalogue, of_recipe, parse_form, variants
-from flashback.studies.jobs import Executor, Job, RunContext, is_finished, run_jobs
+from flashback.studies.jobs import Executor, Job, RunContext, group_failures, is_finished, run_jobs
 from flashback.studies.sweeps import label
 from flashback.studies.tuning import HELD_OUT, VALIDATION, write_recipe
 from flashback.training.building import build_method, open_benchmark
@@ -79,6 +79,7 @@ class Chosen:
         form: The best form of flashback; None if no form applies to this host.
         trials: All candidates at all lengths, the shortest first.
         left_out: The candidates that do not apply to this host, with the reason.
+        failures: What went wrong with the runs that failed; their candidates come last.
         spent: The cost of all runs in runs of full length.
         recipe: A recipe file of the kind `improved`.
     """
@@ -88,6 +89,7 @@ class Chosen:
     form: Trial | None
     trials: list[Trial]
     left_out: dict[str, str]
+    failures: dict[str, str]
     spent: float
     recipe: Path = field(compare=False)
 
@@ -194,7 +196,7 @@ def choose_form(
                 title = f"{form.name}, {epochs} epochs, seed {number}"
                 planned[form.name, number] = Job(arm, number, to_dict(config), path, context, title)
         missing = [job for job in planned.values() if not is_finished(job)]
-        failures = run_jobs(missing, executor, watch, folder)
+        failures.update(run_jobs(missing, executor, watch, folder))
 
         def accuracy(job: Job) -> float | None:
             return None if job.name in failures else read_finished(job.folder).metric()
@@ -205,6 +207,7 @@ def choose_form(
         ]
 
     trials: list[Trial] = []
+    failures: dict[str, str] = {}
     for epochs in lengths:
         trials += train(candidates, epochs, [seed])
         candidates = best_third(candidates, trials[-len(candidates) :])
@@ -212,12 +215,14 @@ def choose_form(
     last = train(finalists, full, range(seed, seed + seeds))
     trials += last
     plain, *others = last
-    require(plain.mean is not None, "the host alone failed at full length, so there is nothing to compare with")
+    reasons = "; ".join(f"{name}: {problem}" for name, problem in group_failures(failures).items())
+    require(plain.mean is not None, f"the host alone failed, so there is nothing to compare with ({reasons})")
     controls = sorted((trial for trial in others if not trial.flashback), key=lambda trial: -(trial.mean or 0.0))
     tuned = next((trial for trial in controls if trial.pays_over(plain)), plain)
     ranked = sorted((trial for trial in others if trial.flashback), key=lambda trial: -(trial.mean or 0.0))
     spent = sum(trial.epochs * len(trial.accuracies) for trial in trials) / full
-    chosen = Chosen(plain, tuned, ranked[0] if ranked else None, trials, left_out, spent, folder / "recipe.yaml")
+    best = ranked[0] if ranked else None
+    chosen = Chosen(plain, tuned, best, trials, left_out, failures, spent, folder / "recipe.yaml")
     write_choice(chosen, base, recipe, {key: value for key, value in given.items() if key != HELD_OUT})
     return chosen
 
@@ -320,6 +325,7 @@ def write_choice(chosen: Chosen, base: RunConfig, recipe: str, given: Mapping[st
     """Write all trials, and a recipe: the tuned host for both arms, and what the form changes in its own."""
     trials = [{**asdict(trial), "mean": trial.mean} for trial in chosen.trials]
     content = {"answer": chosen.answer, "spent": chosen.spent, "trials": trials, "left_out": chosen.left_out}
+    content["failures"] = chosen.failures
     write_atomically(chosen.recipe.with_name(TRIALS), json.dumps(content, indent=1) + "\n")
     candidates = len({trial.name for trial in chosen.trials})
     source = f"flashback tune --forms: {candidates} candidates on validation images, {chosen.spent:.1f} full runs"
