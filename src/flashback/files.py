@@ -100,12 +100,18 @@ def refuse_special(path: Path, below: Path | None = None) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder of ours with what is in it; of a link only the link."""
+    """Remove a folder of ours with what is in it; of a link only the link, and a file or a pipe in its place."""
     with explaining_failure(path, "removed"):
-        if path.is_symlink():
+        if path.is_symlink() or not path.is_dir():
             path.unlink()
         else:
             shutil.rmtree(path)
+
+
+def remove_cache(path: Path) -> None:
+    """Remove a folder that others may do without, if it is one and can be removed."""
+    if path.is_dir():  # opening a pipe would block
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def is_pipe_or_device(path: Path) -> bool:

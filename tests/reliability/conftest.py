@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +30,21 @@ def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     folder = tmp_path_factory.mktemp("whole") / "run"
     flashback.run(storm.short_run("icarl", dataset), out=folder, device="cpu")
     return storm.fingerprint(folder)
+
+
+class Hanging(BaseException):
+    """Not an OSError, such as TimeoutError, which code that opens files may catch."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """A test that hangs fails."""
+
+    def ring(*_: Any) -> None:
+        raise Hanging
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,20 +31,6 @@ def outside(tmp_path: Path) -> Iterator[Path]:
     yield folder
     assert [path.name for path in folder.iterdir()] == ["file"]
     assert (folder / "file").read_text() == "mine"
-
-
-@pytest.fixture
-def alarm() -> Iterator[None]:
-    """A test that hangs fails."""
-
-    def ring(*_: Any) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def stopped(data: Path, folder: Path) -> fb.RunConfig:
@@ -95,6 +80,24 @@ def test_a_comparison_does_not_write_through_links(data: Path, tmp_path: Path, o
     (tmp_path / "out" / linked).symlink_to(outside)
     with pytest.raises(fb.FlashbackError, match=rf"{linked} is a symbolic link"):
         fb.compare("lwf-mc", data, seeds=[0], out=tmp_path / "out", settings=SETTINGS, device="cpu")
+
+
+@pytest.mark.parametrize("name", [".first-tasks", "host", "host/seed-0"])
+def test_a_pipe_does_not_hang_a_comparison(data: Path, tmp_path: Path, alarm: None, name: str) -> None:
+    (tmp_path / "out" / name).parent.mkdir(parents=True)
+    os.mkfifo(tmp_path / "out" / name)
+    with pytest.raises(fb.FlashbackError, match=rf"{name} is a pipe or a device"):
+        fb.compare("lwf-mc", data, seeds=[0], out=tmp_path / "out", settings=SETTINGS, device="cpu")
+
+
+def test_a_pipe_does_not_hang_a_tuning(data: Path, tmp_path: Path, alarm: None) -> None:
+    pytest.importorskip("optuna")
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / ".first-tasks")
+    with pytest.raises(fb.FlashbackError, match=r"\.first-tasks is a pipe or a device"):
+        fb.tune(
+            "lwf-mc", data, out=tmp_path / "out", trials=1, settings=SETTINGS | {"training.epochs": 2}, device="cpu"
+        )
 
 
 def test_the_account_of_a_failure_replaces_a_link(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,16 @@ def test_other_hidden_files_among_the_versions_stay(pair: tuple[Path, Path]) -> 
     (versions / ".0003").mkdir()
     assert Learner(pair[0], "cpu").prune() == 0
     assert {path.name for path in versions.iterdir()} == {"0001", "0002", ".DS_Store", ".git"}
+
+
+@pytest.mark.parametrize("name", ["versions/.0003", ".update"])
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch, lambda path: path.symlink_to(path.parent)])
+def test_a_pipe_in_place_of_what_a_kill_leaves_does_not_hang(
+    pair: tuple[Path, Path], alarm: None, name: str, make: Callable[[Path], None]
+) -> None:
+    make(pair[0] / name)
+    assert Learner(pair[0], "cpu").prune() == 0
+    assert not os.path.lexists(pair[0] / name)
 
 
 @pytest.mark.parametrize("name", ["max_drop", "max_class_drop"])

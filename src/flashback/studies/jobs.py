@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 import traceback
 from collections import Counter
@@ -19,7 +18,7 @@ from flashback.benchmarks.load import fetch_data
 from flashback.benchmarks.specs import BENCHMARKS, PACKAGE
 from flashback.benchmarks.tasks import data_folder
 from flashback.errors import FlashbackError, require, warn_once
-from flashback.files import make_folder, refuse_special, write_atomically
+from flashback.files import make_folder, refuse_special, remove_cache, write_atomically
 from flashback.hosts.external import HostFiles, find_hosts, in_one_line, with_imports
 from flashback.recipes import config_from_dict
 from flashback.records import FolderInUseError, RunFolder, is_held
@@ -179,7 +178,7 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Callable[[str], Obs
     if jobs:
         jobs = share_first_tasks(jobs, out / SHARED, executor.at_once(jobs))
     failures = run_all(jobs, executor, watch, out)
-    shutil.rmtree(out / SHARED, ignore_errors=True)  # also of a process that was killed after its last run
+    remove_cache(out / SHARED)  # also of a process that was killed after its last run
     return failures
 
 

@@ -1,7 +1,6 @@
 """Choose settings on a validation split of the training images, never on the test images."""
 
 import random
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
@@ -13,7 +12,7 @@ import yaml
 
 from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, require
-from flashback.files import ANOTHER_FOLDER, refuse_special, write_atomically
+from flashback.files import ANOTHER_FOLDER, refuse_special, remove_cache, write_atomically
 from flashback.hosts.external import HostFiles
 from flashback.recipes import Recipe, check_free, configure
 from flashback.recipes.resolving import is_recipe_file, recipe_from_file
@@ -150,7 +149,7 @@ def tune(
             results = study.search(space, suggested, try_choices, trials, at_a_time)
     require(bool(results), "other drivers are trying all the choices; repeat the command when one of them has finished")
     ranked = sorted(results, key=lambda trial: -trial[1])
-    shutil.rmtree(folder / SHARED, ignore_errors=True)
+    remove_cache(folder / SHARED)
     best, accuracy = ranked[0]
     sources = {
         "given to flashback tune": {key: value for key, value in overrides.items() if key != HELD_OUT},
