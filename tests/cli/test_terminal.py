@@ -128,7 +128,8 @@ def test_a_watched_folder_is_shown_whatever_its_logs_hold(tmp_path: Path, monkey
     others += [epoch | {"epochs": "x"}, epoch | {"losses": {"a": "x"}}, epoch | {"task": [0]}]
     others += [{"event": "evaluation", "task": 0, "accuracy": accuracy} for accuracy in ({}, [], {"a": {}})]
     lines = [json.dumps(event) for event in (*others, {"event": "task", "task": 0, "tasks": 1}, epoch)]
-    (run.path / "log.jsonl").write_bytes("\n".join((*lines, "nonsense", "")).encode() + b"\xff\n{")
+    (run.path / "log.jsonl").write_bytes("\n".join(("[" * 100_000, *lines, "nonsense", "")).encode() + b"\xff\n{")
+    (tmp_path / "sweep.json").write_text("[" * 100_000)
 
     def look(seconds: float) -> None:
         looks.append(seconds)

@@ -150,6 +150,15 @@ def test_a_record_that_was_edited_is_refused(pair: tuple[Path, Path], change: Ca
     assert_refused(pair[0], r"version\.json is missing or damaged; `flashback rollback MODEL VERS", load, learn)
 
 
+@pytest.mark.parametrize("content", ["", "\xff", "null", "[" * 100_000, '{"a":' * 100_000, "9" * 5000])
+@pytest.mark.parametrize("name", ["model.json", "current.json", "versions/0002/version.json", "update/update.json"])
+def test_garbage_is_a_sentence(pair: tuple[Path, Path], name: str, content: str) -> None:
+    (pair[0] / name).parent.mkdir(exist_ok=True)
+    (pair[0] / name).write_text(content, encoding="latin-1")
+    with pytest.raises(FlashbackError, match=rf"{name} is missing or damaged; (`flashback rollback|restore it)"):
+        learn(Learner(pair[0], "cpu"))
+
+
 @pytest.mark.parametrize("content", ["{}", '{"number": 2}', '{"number": []}', '{"classes": "abc"}'])
 def test_a_record_without_what_it_needs_is_a_sentence(pair: tuple[Path, Path], content: str) -> None:
     (pair[0] / "versions" / "0002" / "version.json").write_text(content)

@@ -289,7 +289,7 @@ def test_a_log_that_was_edited_is_no_traceback(tmp_path: Path, wandb: FakeWandb)
         pytest.warns(UserWarning, match="the tracker wandb failed"),
         tracking(["wandb"], quick_config("lwf-mc"), tmp_path) as reporters,
     ):
-        replay_log(b'null\n[1]\n{"event": "epoch"}\n', reporters)
+        replay_log(b'null\n[1]\n%b\n{"event": "epoch"}\n' % (b"[" * 10**5), reporters)
 
 
 # ---------------------------------------------------------------- the packages themselves, where they are installed

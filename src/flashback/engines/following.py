@@ -36,14 +36,14 @@ class Follower:
                 if not line.endswith(b"\n"):
                     return
                 self.read += len(line)
-                with suppress(ValueError):
+                with suppress(ValueError, RecursionError):
                     self.observer(json.loads(line))
 
 
 def survey_folder(folder: Path) -> dict[str, str]:
     """The state of every run below a folder, by its path there; a sweep also knows the runs that have not begun."""
     planned: set[str] = set()
-    with suppress(OSError, ValueError, TypeError, KeyError):
+    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         planned = set(map(str, json.loads(read_file(folder / PLAN, LARGEST_RECORD))["runs"]))
     begun = {str(path.parent.relative_to(folder)): state_of(path.parent) for path in folder.rglob(CONFIG)}
     return dict(sorted((dict.fromkeys(planned, WAITING) | begun).items()))

@@ -342,7 +342,7 @@ class ModelFolder:
     def read(self, path: Path) -> dict[str, Any]:
         try:
             values = json.loads(read_file(path, LARGEST_RECORD))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             values = None
         require(isinstance(values, dict), self.damaged(path))
         return dict(values)

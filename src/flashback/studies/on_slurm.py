@@ -242,7 +242,7 @@ class Queue:
     @staticmethod
     def noted(folder: Path) -> dict[str, str]:
         """The job of every run that a driver has submitted from this folder."""
-        with suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
             entries = json.loads(read_file(folder / JOBS, LARGEST_RECORD)).items()
             return {str(name): str(job) for name, job in entries}
         return {}

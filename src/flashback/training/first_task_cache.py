@@ -76,7 +76,7 @@ def replay_log(log: bytes, observers: Sequence[Observer]) -> None:
     for line in log.decode(errors="replace").splitlines():
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         for observer in observers if isinstance(event, dict) else ():
             observer({**event, "earlier": True})
