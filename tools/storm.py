@@ -110,7 +110,7 @@ def all_commands(inputs: Path, place: Path, hosts: Iterable[str], in_studies: Ma
 
     icarl, runs = options(short_values("icarl") | in_studies), inputs / "runs"
     tuned = options(short_values("lwf") | in_studies, ["flashback."])
-    page = ["--out", str(place / "out" / "report.html")]
+    form, page = ["--form", "flashback.alpha=0.5"], ["--out", str(place / "out" / "report.html")]
     speed = ["--batch", "32", "--device", "cpu", "--no-flashback"]
     model, learned, again = str(place / "out" / "model"), inputs / "learned", inputs / "learned-again"
     first, second = (str(inputs / name) for name in PHOTOS)
@@ -125,6 +125,8 @@ def all_commands(inputs: Path, place: Path, hosts: Iterable[str], in_studies: Ma
         Command("compare", ["compare", "icarl", *data, "--seeds", "1", *out, *icarl]),
         Command("sweep", ["sweep", str(inputs / "sweep.yaml"), *out]),
         Command("tune", ["tune", "lwf", *data, "--trials", "3", *out, *tuned]),
+        Command("forms", ["tune", "lwf", *data, "--forms", *form, "--budget", "4", *out, *tuned]),
+        Command("frontier", ["frontier", "lwf", *data, "--weights", "1,2", "--seeds", "1", *out, *tuned]),
         Command("report", ["report", str(runs), "--format", "all", "--against", "icarl", *page]),
         Command("report, plots", ["report", f"{inputs}/joint", *page, "--plots", str(place / "out" / "plots")]),
         Command("cka", ["cka", *(f"{runs}/{arm}/seed-0" for arm in ("host", "flashback")), f"{inputs}/joint", *out]),

@@ -34,7 +34,7 @@ def run_storm(tmp_path: Path, *options: str) -> dict[str, list[int]]:
 @pytest.mark.slow
 def test_killed_commands_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
     """One host of each family, and the commands that run several or keep a model."""
-    names = ("run icarl", "run oewc", "run foster", "compare", "sweep", "tune", "learn, again", "prune")
+    names = ("run icarl", "run oewc", "run foster", "compare", "sweep", "tune", "frontier", "learn, again", "prune")
     hosts = [name.removeprefix("run ") for name in names if name.startswith("run ")]
     rows = run_storm(tmp_path, "--kills", "40", "--hosts", *hosts, "--commands", *names)
     assert set(rows) == {*names, "in all"}
@@ -48,7 +48,7 @@ def test_killed_commands_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_commands_whose_files_cannot_be_written_can_be_finished(tmp_path: Path) -> None:
     """With counts of an earlier storm: what is in them is not done again."""
-    names = ("run, tracked", "run, image folder", "compare", "tune", "report", "cka", "rollback", "bench")
+    names = ("run, tracked", "run, image folder", "compare", "tune", "forms", "report", "cka", "rollback", "bench")
     record, earlier = tmp_path / "counts.json", {"operations": 6, "ENOSPC": 60, "EIO": 6, "partial": 1}
     record.write_text(json.dumps({"kills": {}, "faults": {"bench": earlier}}))
     rows = run_storm(tmp_path, "--faults", "--every", "40", "--record", str(record), "--hosts", "--commands", *names)
