@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset
 
 from flashback.errors import FlashbackError
 from flashback.models.learner import Learner
-from flashback.models.sources import list_parts, list_source
+from flashback.models.sources import collect, list_parts, list_source
 
 QUICK: dict[str, Any] = {"training.epochs": 1, "training.batch_size": 8}
 RANDOM = np.random.default_rng(5)
@@ -102,6 +102,13 @@ def test_classes_without_names_are_numbers_and_synonyms_give_the_first_name() ->
     synonyms: Any = [("tench", "Tinca tinca"), ("goldfish",)]
     images = list_source(VisionFolder(pictures(2), [1, 0], synonyms), labelled=True)
     assert [image.label for image in images] == ["goldfish", "tench"]
+
+
+@pytest.mark.parametrize("source", [VisionFolder(pictures(4), [1, 0, 1, 0]), hugging_face([1, 0, 1, 0])])
+def test_new_classes_are_columns_in_the_order_of_their_numbers(source: Any) -> None:
+    images, _ = list_parts(source)
+    assert [image.label for image in images[:2]] == [image.label for image in images[2:]]
+    assert collect(images, (3, 12, 12), ()).new == (images[1].label, images[0].label)
 
 
 def test_a_transformed_data_set_is_a_sentence(tmp_path: Path) -> None:

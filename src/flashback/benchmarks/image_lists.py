@@ -39,11 +39,13 @@ class ListedImage:
         label: Its class; a number if the source numbers its classes; None if it does not say.
         read: Reads it and fits it to a shape, or with None leaves its own, uint8 [C, H, W]; raises a FlashbackError
             if it is unreadable.
+        number: The number of its class, if the source numbers its classes.
     """
 
     name: str
     label: str | int | None
     read: Callable[[Shape | None], Array]
+    number: int = 0
 
 
 def list_images(source: str | Path, labelled: bool = False, part: Part = "test") -> list[ListedImage]:
@@ -223,10 +225,12 @@ def _csv_rows(path: Path, labelled: bool) -> list[ListedImage]:
 
 def _npz_rows(path: Path, part: Part) -> list[ListedImage]:
     x, y, names = read_labelled_arrays(path, part)
-    labels: list[str | int] = y.tolist() if names is None else [printable(names[label]) for label in y]
     return [
-        ListedImage(f"{printable(path)}[{row}]", label, partial(fit_array, image))
-        for row, (image, label) in enumerate(zip(x, labels, strict=True))
+        ListedImage(
+            *(f"{printable(path)}[{row}]", number if names is None else printable(names[number])),
+            *(partial(fit_array, image), number),
+        )
+        for row, (image, number) in enumerate(zip(x, y.tolist(), strict=True))
     ]
 
 

@@ -197,8 +197,7 @@ class Learner:
 
     def _prepare(self, parent: Version | None, collected: Collected, tested: Collected | None, content: str) -> Update:
         known, number = parent.classes if parent else (), 1 + max(self.folder.numbers(), default=0)
-        new = collected.new(known)
-        classes = (*known, *new)
+        classes = (*known, *collected.new)
         column = {name: k for k, name in enumerate(classes)}
         labels = torch.tensor([column[name] for name in collected.names])
         if tested is not None:
@@ -214,13 +213,13 @@ class Learner:
         earlier = self.folder.held_out(parent) if parent else Images(held_out.x[:0], held_out.y[:0])
         sample = limited(joined(earlier, held_out), self.settings.held_out_per_class, self.config.seed, number)
         mean, std = (parent.mean, parent.std) if parent else measure_channels(train.x)
-        tasks = (*(parent.tasks if parent else ()), PastTask(len(new), revisited))
+        tasks = (*(parent.tasks if parent else ()), PastTask(len(collected.new), revisited))
         digest = self.folder.digest(number, parent.digest if parent else None, content)
         # Known classes are judged on images of earlier updates, so that wrong labels cannot hide what they spoil.
         of_new_classes = ~torch.isin(held_out.y, earlier.y)
         evaluation = joined(earlier, Images(held_out.x[of_new_classes], held_out.y[of_new_classes]))
         return Update(
-            *(number, parent, classes, new, revisited, train, evaluation, sample, len(held_out), len(self.skipped)),
+            *(number, parent, classes, collected.new, revisited, train, evaluation, sample, len(held_out), len(self.skipped)),
             *(count_copies(train, joined(earlier, held_out)), mean, std, tasks, content, digest),
         )
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,14 @@ class Collected:
     Attributes:
         x: uint8 [n, C, H, W].
         names: The class of each image.
+        new: The classes that are not known yet, in the order of their numbers, else in that in which they come.
         skipped: Why an image could not be read, by its name.
     """
 
     x: Tensor
     names: list[str]
+    new: tuple[str, ...]
     skipped: dict[str, str]
-
-    def new(self, known: Sequence[str]) -> tuple[str, ...]:
-        """The classes that are not known yet, in the order in which they come."""
-        return tuple(name for name in dict.fromkeys(self.names) if name not in known)
 
     def digest(self) -> str:
         """A digest of all pixels and classes."""
@@ -110,16 +109,19 @@ def collect(images: Sequence[ListedImage], shape: Shape, known: Sequence[str], p
     from flashback.progress_bar import TerminalProgress
 
     refuse_case_twins((str(image.label) for image in images), known)
-    skipped, pieces, names = dict[str, str](), list[Tensor](), list[str]()
+    skipped, pieces, numbered = dict[str, str](), list[Tensor](), list[tuple[int, str]]()
     with TerminalProgress(shown=progress) as bar:
         line = bar.add_task("images", total=len(images))
         for rows, pixels in read_batches(images, shape, BATCH, skipped, lambda count: bar.advance(line, count)):
             pieces.append(pixels)
-            names.extend(str(images[row].label) for row in rows)
+            numbered.extend((images[row].number, str(images[row].label)) for row in rows)
     require(bool(pieces), f"none of the {len(images)} images can be read: {next(iter(skipped.values()), '')}")
+    names = [name for _, name in numbered]
     for name in sorted({str(image.label) for image in images} - set(names)):
         warnings.warn(f"no image of '{name}' can be read, so it is not learned", stacklevel=2)
-    return Collected(torch.cat(pieces), names, skipped)
+    ordered = dict.fromkeys(name for _, name in sorted(numbered, key=itemgetter(0)))
+    new = tuple(name for name in ordered if name not in known)
+    return Collected(torch.cat(pieces), names, new, skipped)
 
 
 # ---------------------------------------------------------------- Python objects
@@ -162,12 +164,12 @@ def _list_dataset(dataset: Any, labelled: bool) -> list[ListedImage]:
     require(len(dataset) > 0, "this data set has no images")
     features = getattr(dataset, "features", None)
     image = _column(features, "Image", "image") if features else 0
-    labels = _labels(dataset, features) if labelled else [None] * len(dataset)
+    labels = _labels(dataset, features) if labelled else [(None, 0)] * len(dataset)
     files = getattr(dataset, "samples", None)  # of a torchvision folder
     names = [printable(files[row][0]) if files else f"image {row}" for row in range(len(dataset))]
     return [
-        ListedImage(name, label, partial(_read_item, dataset, row, image, name))
-        for row, (name, label) in enumerate(zip(names, labels, strict=True))
+        ListedImage(name, label, partial(_read_item, dataset, row, image, name), number)
+        for row, (name, (label, number)) in enumerate(zip(names, labels, strict=True))
     ]
 
 
@@ -180,8 +182,8 @@ def _column(features: Mapping[str, Any], kind: str, name: str) -> str:
     return columns[0]
 
 
-def _labels(dataset: Any, features: Mapping[str, Any] | None) -> list[str | int]:
-    """The class of each item, without decoding the images where the data set has the labels apart."""
+def _labels(dataset: Any, features: Mapping[str, Any] | None) -> Sequence[tuple[str | int | None, int]]:
+    """The class of each item and its number, without decoding the images where the data set has the labels apart."""
     targets = getattr(dataset, "targets", None)
     if features:
         column = _column(features, "ClassLabel", "label")
@@ -190,13 +192,14 @@ def _labels(dataset: Any, features: Mapping[str, Any] | None) -> list[str | int]
         values, names = targets, _class_names(dataset)
     else:
         values, names = map(partial(_read_label, dataset), range(len(dataset))), _class_names(dataset)
-    labels = list[str | int]()
+    labels = list[tuple[str | int, int]]()
     for row, value in enumerate(values):
         label = value.item() if hasattr(value, "item") else value
+        number = label if isinstance(label, int) else 0
         if names and isinstance(label, int):
             require(0 <= label < len(names), f"image {row} of this data set has no class, but the label {label}")
             label = names[label]
-        labels.append(label if isinstance(label, int) else printable(label))
+        labels.append((label if isinstance(label, int) else printable(label), number))
     return labels
 
 
