@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 import torch
 
 import flashback as fb
-from flashback.benchmarks import Task
+from flashback.benchmarks import Benchmark, Task
+from flashback.benchmarks.load import measure_channels
 from flashback.conformance import short_settings
 from flashback.errors import FlashbackError, Interrupted
 from flashback.hosts import HOSTS
 from flashback.models.learner import Learner
-from helpers import tiny_benchmark
+from flashback.training.building import build_method
+from helpers import revisiting_benchmark, tiny_benchmark
 
 SHORT: dict[str, Any] = {"training.epochs": 2, "training.batch_size": 8}
 BENCHMARK = tiny_benchmark()
@@ -53,19 +56,26 @@ def equal(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor])
 
 
 FUTURE = ("finetune", "joint", "er", "der", "der++", "agem", "xder")  # their losses see classes to come
+FAST = {("lwf", False), ("icarl", True), ("lucir", False), ("foster", True), ("simplecil", False), ("ewc", False)}
+AGAIN = ("replay", "icarl", "wa", "lwf-mc", "lwf", "simplecil", "ranpac")  # known classes
 
 
-def arms() -> list[Any]:
-    """Hosts whose losses ignore classes to come, alone and with flashback; one of each family in the fast tests."""
-    names = [name for name in HOSTS if name not in FUTURE and getattr(HOSTS[name].Settings(), "loss", "") != "ce_all"]
+def arms(names: Iterable[str]) -> list[Any]:
+    """Hosts alone and with flashback; one of each family in the fast tests."""
     pairs = [(name, on) for name in names for on in (False, True) if HOSTS[name].has_knowledge or not on]
-    fast = {("lwf", False), ("icarl", True), ("lucir", False), ("foster", True), ("simplecil", False)}
-    return [pytest.param(*pair, marks=() if pair in fast else pytest.mark.slow) for pair in pairs]
+    return [pytest.param(*pair, marks=() if pair in FAST else pytest.mark.slow) for pair in pairs]
+
+
+def ignoring_future_classes(host: str, flashback: bool) -> dict[str, Any]:
+    """Short settings with a loss that ignores classes to come, where a host has the choice."""
+    settings = {**short_settings(HOSTS[host]), **SHORT, "host.net": "smallcnn", "training.momentum": 0.9}
+    settings |= {"host.loss": "ce_current"} if getattr(HOSTS[host].Settings(), "loss", "") == "ce_all" else {}
+    return settings | ({"flashback.epochs": 1} if flashback else {})
 
 
 def save(path: Path, tasks: Sequence[Task]) -> Path:
     """The images of some tasks as an .npz with training and test images."""
-    content: dict[str, Any] = {"class_names": [f"class {c}" for c in range(7)]}
+    content: dict[str, Any] = {"class_names": [f"class {c}" for c in range(tasks[-1].classes.stop)]}
     for part in ("train", "test"):
         images = [getattr(task, part) for task in tasks]
         content[f"x_{part}"] = torch.cat([each.x for each in images]).permute(0, 2, 3, 1).numpy()
@@ -74,38 +84,65 @@ def save(path: Path, tasks: Sequence[Task]) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("host", "flashback"), arms())
+@pytest.mark.parametrize(("host", "flashback"), arms(name for name in HOSTS if name not in FUTURE))
 def test_learning_task_by_task_equals_the_closed_run(host: str, flashback: bool, tmp_path: Path) -> None:
-    settings = {**short_settings(HOSTS[host]), **SHORT, "host.net": "smallcnn", "training.momentum": 0.9}
-    settings |= {"flashback.epochs": 1} if flashback else {}
+    settings = ignoring_future_classes(host, flashback)
     config = fb.configure(
         *(host, save(tmp_path / "whole.npz", BENCHMARK.tasks)),
         flashback=flashback,
         recipe="defaults",
         settings={**settings, "benchmark.sizes": [2, 3, 2]},
     )
-    closed = fb.run(config).history.matrices
     Learner.create(tmp_path / "model", host=host, flashback=flashback, settings=settings)
-    for task in BENCHMARK.tasks:
-        model = Learner(tmp_path / "model")  # nothing but the folder is needed
-        model.learn(save(tmp_path / "task.npz", [task]))
-        for name, measured in fb.evaluate(model.load().host, BENCHMARK.tasks[: task.index + 1]).items():
-            for setting, row in measured.items():
-                assert row == closed[name][setting][task.index], (name, setting)
+    check_matrices(tmp_path / "model", BENCHMARK, fb.run(config).history.matrices)
+
+
+@pytest.mark.parametrize(("host", "flashback"), arms(AGAIN))
+def test_learning_known_classes_again_equals_the_closed_run(host: str, flashback: bool, tmp_path: Path) -> None:
+    settings = ignoring_future_classes(host, flashback) | ({"host.columns": "seen"} if host == "lwf" else {})
+    made = revisiting_benchmark()
+    mean, std = measure_channels(made.tasks[0].train.x)
+    benchmark = replace(made, name="images", mean=mean, std=std)
+    model = Learner.create(tmp_path / "model", host=host, flashback=flashback, settings=settings)
+    closed = fb.train(build_method(model.config, benchmark, "cpu"))
+    check_matrices(tmp_path / "model", benchmark, closed.history.matrices)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("host", "flashback"), [pair.values for pair in arms() if not pair.marks])
-def test_updates_in_processes_of_their_own_equal_those_in_one(host: str, flashback: bool, tmp_path: Path) -> None:
-    settings = {**short_settings(HOSTS[host]), **SHORT, **({"flashback.epochs": 1} if flashback else {})}
-    models = [
-        Learner.create(tmp_path / name, host=host, flashback=flashback, settings=settings) for name in ("one", "many")
-    ]
-    for task in BENCHMARK.tasks:
-        images = save(tmp_path / f"{task.index}.npz", [task])
-        models[0].learn(images)
-        subprocess.run([sys.executable, "-m", "flashback", "learn", str(tmp_path / "many"), str(images)], check=True)
-    assert equal(*map(weights, models))
+@pytest.mark.parametrize(("host", "flashback"), sorted(FAST))
+def test_the_embedded_benchmark_is_learned_in_processes_as_in_the_closed_run(
+    host: str, flashback: bool, tmp_path: Path
+) -> None:
+    benchmark = fb.load_benchmark("split-fashion-mini")
+    settings = ignoring_future_classes(host, flashback) | {"training.batch_size": 64}
+    config = fb.configure(
+        *(host, save(tmp_path / "whole.npz", benchmark.tasks)),
+        flashback=flashback,
+        recipe="defaults",
+        settings={**settings, "benchmark.sizes": 2},
+    )
+    Learner.create(tmp_path / "model", host=host, flashback=flashback, settings=settings)
+    check_matrices(tmp_path / "model", benchmark, fb.run(config).history.matrices, learn=learn_in_another_process)
+
+
+def learn_in_another_process(folder: Path, images: Path) -> None:
+    subprocess.run([sys.executable, "-m", "flashback", "learn", str(folder), str(images)], check=True)
+
+
+def learn_here(folder: Path, images: Path) -> None:
+    Learner(folder).learn(images)  # nothing but the folder is needed
+
+
+def check_matrices(
+    folder: Path, benchmark: Benchmark, closed: Mapping[str, Any], learn: Callable[[Path, Path], None] = learn_here
+) -> None:
+    """Learn task by task and compare the accuracies with the rows of the closed run."""
+    for task in benchmark.tasks:
+        learn(folder, save(folder.with_name("task.npz"), [task]))
+        host = Learner(folder).load().host
+        for name, measured in fb.evaluate(host, benchmark.tasks[: task.index + 1]).items():
+            for setting, row in measured.items():
+                assert row == closed[name][setting][task.index], (name, setting)
 
 
 # ---------------------------------------------------------------- updates

@@ -121,7 +121,12 @@ def collect(images: Sequence[ListedImage], shape: Shape, known: Sequence[str], p
         warnings.warn(f"no image of '{name}' can be read, so it is not learned", stacklevel=2)
     ordered = dict.fromkeys(name for _, name in sorted(numbered, key=itemgetter(0)))
     new = tuple(name for name in ordered if name not in known)
-    return Collected(torch.cat(pieces), names, new, skipped)
+    return Collected(with_strides_of_benchmarks(torch.cat(pieces)), names, new, skipped)
+
+
+def with_strides_of_benchmarks(x: Tensor) -> Tensor:
+    """Grey images have strides in which torch sees another memory format, whose convolutions round differently."""
+    return x.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2) if x.shape[1] == 1 else x
 
 
 # ---------------------------------------------------------------- Python objects
