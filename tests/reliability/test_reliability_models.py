@@ -215,8 +215,9 @@ def test_a_pipe_in_place_of_what_a_kill_leaves_does_not_hang(
 
 
 @pytest.mark.parametrize("name", ["max_drop", "max_class_drop"])
-@pytest.mark.parametrize("limit", [math.nan, math.inf])
-def test_a_limit_that_could_refuse_nothing_is_refused(pair: tuple[Path, Path], name: str, limit: float) -> None:
-    with pytest.raises(FlashbackError, match=rf"^{name} \(--{name.replace('_', '-')}\) is a number of points, not "):
+@pytest.mark.parametrize("limit", [math.nan, math.inf, -1.0])
+def test_a_limit_that_makes_no_sense_is_refused(pair: tuple[Path, Path], name: str, limit: float) -> None:
+    option = f"--{name.replace('_', '-')}"
+    with pytest.raises(FlashbackError, match=rf"^{name} \({option}\) is a number of points, 0 or more, not "):
         Learner(pair[0], "cpu").learn(images("pan"), **{name: limit})
     assert Learner(pair[0], "cpu").current == 2

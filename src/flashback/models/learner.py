@@ -157,8 +157,8 @@ class Learner:
             Interrupted: If a signal stopped the update; the same call continues it.
         """
         for name, limit in (("max_drop", max_drop), ("max_class_drop", max_class_drop)):
-            is_number = limit is None or math.isfinite(limit)
-            require(is_number, f"{name} (--{name.replace('_', '-')}) is a number of points, not {limit}")
+            is_limit = limit is None or (math.isfinite(limit) and limit >= 0)
+            require(is_limit, f"{name} (--{name.replace('_', '-')}) is a number of points, 0 or more, not {limit}")
         with self.folder.lock():
             return self._learn(images, (max_drop, max_class_drop), observers, progress)
 
@@ -219,8 +219,8 @@ class Learner:
         of_new_classes = ~torch.isin(held_out.y, earlier.y)
         evaluation = joined(earlier, Images(held_out.x[of_new_classes], held_out.y[of_new_classes]))
         return Update(
-            *(number, parent, classes, collected.new, revisited, train, evaluation, sample, len(held_out), len(self.skipped)),
-            *(count_copies(train, joined(earlier, held_out)), mean, std, tasks, content, digest),
+            *(number, parent, classes, collected.new, revisited, train, evaluation, sample, len(held_out)),
+            *(len(self.skipped), count_copies(train, joined(earlier, held_out)), mean, std, tasks, content, digest),
         )
 
     def _split(self, x: Tensor, labels: Tensor, number: int) -> tuple[Images, Images]:
