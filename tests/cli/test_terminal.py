@@ -121,7 +121,7 @@ def test_progress_is_cleaned(monkeypatch: pytest.MonkeyPatch, terminal: bool) ->
 def test_a_watched_folder_is_shown_whatever_its_logs_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen, looks = io.StringIO(), list[float]()
     console = Console(file=screen, force_terminal=True, width=200, color_system=None)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setattr(progress_bar, "Console", lambda **_: console)
     run = RunFolder.open(tmp_path / HOSTILE, {"host": {"name": "lwf"}})
     epoch = {"event": "epoch", "task": 0, "stage": HOSTILE, "epoch": 0, "epochs": 2, "losses": {HOSTILE: 1.0}}
     others: list[Any] = [None, [], 3, {}, {"event": []}, {"event": "epoch"}, {"event": "task", "task": 0, "tasks": "x"}]

@@ -54,7 +54,11 @@ class ModelKnowledge(Knowledge):
         return self.answers[id(x)][1]
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode, except for batch norm that uses the statistics of the batch."""
+        """Stay in evaluation mode, except for batch norm that uses the statistics of the batch.
+
+        Args:
+            mode: The mode of the model that is trained.
+        """
         super().train(False)
         if self.norms:
             self.training = mode  # for `evaluating`, which restores it
