@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -97,6 +98,32 @@ def test_other_tunings_in_the_same_storage_are_apart(tmp_path: Path) -> None:
 def test_a_storage_that_cannot_be_used_is_refused(storage: str, tmp_path: Path) -> None:
     with pytest.raises(FlashbackError, match="storage"):
         open_storage(optuna, storage)
+
+
+@pytest.mark.parametrize(
+    "content", ["pipe", "device", "folder", b"[[[\n", b"null\n", b'{"op_code": 0}\n', bytes(range(256))]
+)
+def test_a_journal_that_is_none_is_a_sentence(tmp_path: Path, content: bytes | str) -> None:
+    path = tmp_path / "journal"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/full"), "folder": Path.mkdir}[content](path)
+    with pytest.raises(FlashbackError, match=r"journal (cannot be used \(|is a pipe or a device; name a file)"):
+        Driver(tmp_path, "one")
+
+
+def test_a_storage_that_fails_in_the_middle_is_a_sentence(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "one")
+
+    def break_it(choices: Sequence[Any]) -> list[float]:
+        driver.tried += choices
+        (tmp_path / "journal").write_bytes(b"[[[\n" * 1000)
+        return [1.0 for _ in choices]
+
+    with pytest.raises(FlashbackError, match=r"^the storage journal:.* cannot be used \(JSONDecodeError: "):
+        driver.study.search(SPACE, suggested, break_it, 3, 1)
+    assert len(driver.tried) == 1
 
 
 @pytest.mark.slow

@@ -3,21 +3,27 @@
 The driver that asked for a choice first, by the number of its trial, has it; later trials of the choice are given back.
 """
 
+from __future__ import annotations
+
 import platform
 import random
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from flashback.errors import FlashbackError, require
+from flashback.files import is_pipe_or_device
 from flashback.training.checkpoints import digest_of
 
 JOURNAL = "journal:"
 SETTLE = 10.0  # seconds in which another driver writes all values of a choice it has asked for
 Choice = Mapping[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def open_storage(optuna: Any, storage: str) -> Any:
@@ -30,11 +36,12 @@ def open_storage(optuna: Any, storage: str) -> Any:
         not storage.startswith("sqlite"),
         "a storage of SQLite loses trials on shared disks; use journal:FILE or postgresql+psycopg://USER@HOST/NAME",
     )
+    path = Path(storage.removeprefix(JOURNAL)).expanduser()
+    require(not (storage.startswith(JOURNAL) and is_pipe_or_device(path)), f"{path} is a pipe or a device; name a file")
     try:
         if storage.startswith(JOURNAL):
             journal = optuna.storages.journal
-            path = str(Path(storage.removeprefix(JOURNAL)).expanduser())
-            backend = journal.JournalFileBackend(path, lock_obj=journal.JournalFileOpenLock(path))
+            backend = journal.JournalFileBackend(str(path), lock_obj=journal.JournalFileOpenLock(str(path)))
             return optuna.storages.JournalStorage(backend)
         return optuna.storages.RDBStorage(storage, engine_kwargs={"pool_pre_ping": True})
     except ImportError:
@@ -42,16 +49,37 @@ def open_storage(optuna: Any, storage: str) -> Any:
         raise FlashbackError(
             f"the storage {storage} needs {driver}, and postgresql+psycopg:// in the address"
         ) from None
-    except Exception as problem:  # of any database driver
-        reason = " ".join(str(problem).split())
-        raise FlashbackError(f"the storage {storage} cannot be opened ({reason[:300]})") from None
+    except Exception as problem:
+        raise unusable(storage, problem) from None
+
+
+def unusable(storage: str, problem: Exception) -> FlashbackError:
+    """The error for what any database driver, or a journal that cannot be read, may raise."""
+    reason = " ".join(f"{type(problem).__name__}: {problem}".split())
+    return FlashbackError(f"the storage {storage} cannot be used ({reason[:300]})")
+
+
+def explained(method: Callable[Concatenate[SharedStudy, P], T]) -> Callable[Concatenate[SharedStudy, P], T]:
+    """A method that uses the storage, which may fail at any time."""
+
+    @wraps(method)
+    def call(study: SharedStudy, /, *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return method(study, *args, **options)
+        except FlashbackError:
+            raise
+        except Exception as problem:
+            raise unusable(study.storage, problem) from None
+
+    return call
 
 
 class SharedStudy:
     """The trials of all drivers that tune the same thing over the same values."""
 
+    @explained
     def __init__(self, optuna: Any, storage: str, identity: Any, folder: Path, seed: int) -> None:
-        self.optuna = optuna
+        self.optuna, self.storage = optuna, storage
         self.driver = f"{platform.node()}:{folder.resolve()}"
         own_seed = int(digest_of([seed, self.driver])[:8], 16)  # so that drivers do not begin with the same choices
         self.study = optuna.create_study(
@@ -62,6 +90,7 @@ class SharedStudy:
             load_if_exists=True,
         )
 
+    @explained
     def claimed(self, before: int | None = None) -> dict[int, Any]:
         """The trials that have a choice of their own, by number, or those of a lower number."""
         states = (self.optuna.trial.TrialState.RUNNING, self.optuna.trial.TrialState.COMPLETE)
@@ -82,6 +111,7 @@ class SharedStudy:
                 return
             time.sleep(0.05)
 
+    @explained
     def claim(
         self, space: Mapping[str, Sequence[Any]], suggest: Callable[..., Any], trials: int
     ) -> tuple[int, Choice] | None:
@@ -102,8 +132,13 @@ class SharedStudy:
                 self.study.enqueue_trial(random.Random(f"{self.driver} {trial.number}").choice(left))
         return None
 
+    @explained
     def give_back(self, number: int) -> None:
         self.study.tell(number, state=self.optuna.trial.TrialState.FAIL)
+
+    @explained
+    def tell(self, number: int, accuracy: float) -> None:
+        self.study.tell(number, accuracy)
 
     def search(
         self,
@@ -133,7 +168,7 @@ class SharedStudy:
                     self.give_back(number)
                 raise
             for (number, _), accuracy in zip(batch, accuracies, strict=True):
-                self.study.tell(number, accuracy)
+                self.tell(number, accuracy)
         trials_of_all = self.claimed().values()
         if others := sum(trial.state == running for trial in trials_of_all):
             message = f"{others} choices are still tried by other drivers; the last driver to end has all of them"
