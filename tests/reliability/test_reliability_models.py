@@ -155,7 +155,9 @@ def test_a_record_that_was_edited_is_refused(pair: tuple[Path, Path], change: Ca
 def test_garbage_is_a_sentence(pair: tuple[Path, Path], name: str, content: str) -> None:
     (pair[0] / name).parent.mkdir(exist_ok=True)
     (pair[0] / name).write_text(content, encoding="latin-1")
-    with pytest.raises(FlashbackError, match=rf"{name} is missing or damaged; (`flashback rollback|restore it)"):
+    with pytest.raises(
+        FlashbackError, match=rf"{name} is missing or damaged; (`flashback rollback|restore it|remove its folder)"
+    ):
         learn(Learner(pair[0], "cpu"))
 
 

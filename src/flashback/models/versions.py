@@ -49,6 +49,7 @@ CHECKPOINT, HELD_OUT = "checkpoint", "held-out.safetensors"
 ACCEPTED, REFUSED = "accepted", "refused"
 RESTORE = "restore it from a copy of the folder"
 REMEDY = dict.fromkeys((CURRENT, VERSION), "`flashback rollback MODEL VERSION` chooses a version that is whole")
+REMEDY["update.json"] = "remove its folder to drop the unfinished update"
 
 
 @dataclass(frozen=True)
