@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +25,14 @@ from torch import equal
 from flashback.engines import folders
 from flashback.engines.folders import Changes, bring
 from flashback.errors import FlashbackError
+from flashback.studies import on_ray
 from flashback.studies.executors import find_executor
 from flashback.studies.on_ray import MARK, Ray, name_on_cluster
 from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, run_sweep
 from flashback.training import Interrupted
 from flashback.training.trainer import Event, Observer
 from helpers import write_tiny
+from rank_runs import free_port
 
 SLOW_HOST = Path(__file__).with_name("slow_host.py")
 MEGABYTES = 80 << 20  # of an object store
@@ -250,6 +254,16 @@ def test_without_ray_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         FlashbackError, match=r"need the package ray; install it with pip install 'flashback-cl\[ray\]'"
     ):
         find_executor("ray", None)
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1", "ray://127.0.0.1:{port}", "127.0.0.1:{port}", "[::1]:99999"])
+def test_an_address_without_ray_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try for minutes."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr(on_ray, "PORT", free := free_port())
+    address = address.format(port=free)
+    with pytest.raises(FlashbackError, match=f"there is no Ray to run on at {re.escape(address)}"):
+        on_ray.connect(address)
 
 
 @pytest.mark.parametrize("per_run", [{"gpu": 1}, {"gpus": "all"}, {"cpus": -1}, {"memory": True}])

@@ -4,6 +4,7 @@ import hashlib
 import os
 import resource
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -90,13 +91,27 @@ def connect(address: str | None) -> Any:
         if address and address.startswith("ray://") and ":" not in address.removeprefix("ray://"):
             address = f"{address}:{PORT}"
         local = {} if address or os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
+        check_port(address or os.environ.get("RAY_ADDRESS", ""))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **local)
         except (ConnectionError, RuntimeError, ValueError) as problem:
-            where = address or os.environ.get("RAY_ADDRESS") or "this machine"
-            raise FlashbackError(f"there is no Ray to run on at {where} ({' '.join(str(problem).split())})") from None
+            raise no_ray(address or os.environ.get("RAY_ADDRESS") or "this machine", problem) from None
     return ray
+
+
+def check_port(address: str) -> None:
+    """Refuse an address at which nothing listens; Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except (OSError, OverflowError) as problem:
+            raise no_ray(address, problem) from None
+
+
+def no_ray(address: str, problem: Exception) -> FlashbackError:
+    return FlashbackError(f"there is no Ray to run on at {address} ({' '.join(str(problem).split())})")
 
 
 def bundle_of(jobs: Sequence[Job]) -> tuple[str, Files]:
