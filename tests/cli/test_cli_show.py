@@ -66,6 +66,14 @@ def test_a_plan_needs_no_folder(flashback: Command, workplace: Path) -> None:
     assert [path.name for path in workplace.iterdir()] == ["small.yaml"]
 
 
+def test_a_shard_without_runs_is_no_error(flashback: Command, workplace: Path) -> None:
+    """A scheduler may have more shards than a sweep has runs."""
+    (workplace / "small.yaml").write_text("{hosts: [finetune], arms: [host]}")
+    code, out, err = flashback("sweep", "small.yaml", "--shard", "2/8", "--out", "runs")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == ["small: 0 of 0 runs done.", "There are fewer runs than shards, and none in shard 2/8."]
+
+
 def test_the_arms_have_their_own_settings_and_sources(flashback: Command, workplace: Path) -> None:
     command = ["show", "oewc", "--benchmark", "split-cifar100", "--recipe", "as-published", "--data", workplace]
     host, other = (rows(flashback(*command, *more)[1]) for more in ([], ["--flashback"]))

@@ -150,5 +150,6 @@ def test_the_pace_tells_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> N
     assert pace.summary({"a": "done", "b": "waiting", "c": "running"}) == "1 done, 1 running, 1 waiting"
     now = 1800.0
     summary = pace.summary({"a": "done", "b": "done", "c": "running", "d": "waiting"})
-    assert summary == "2 done, 1 running, 1 waiting; 2 an hour, 1 h 00 min left"
+    assert summary == "2 done, 1 running, 1 waiting; 2.0 an hour, 1 h 00 min left"
+    assert "; 3,600 an hour" in pace.summary(dict.fromkeys(map(str, range(1801)), "done") | {"d": "waiting"})
     assert clock(75) == "1 min 15 s"

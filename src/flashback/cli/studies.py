@@ -81,6 +81,9 @@ def sweep(
                 definition, out, host_file=host_file, track=track or [], watch=watch_states(view), **place
             )
         show_line(f"{definition.title}: {outcome.finished} of {len(outcome.states)} runs done.")
+        if not outcome.states:
+            show_line(f"There are fewer runs than shards, and none in shard {shard}.")
+            return 0
     if bare := left_out(definition):
         show_line(f"Left out: flashback for {', '.join(bare)}; there is no knowledge to attach to.")
     if dry_run:
@@ -141,7 +144,8 @@ class Pace:
         if not (ended and left):
             return text
         seconds = (time.monotonic() - self.begun) / ended  # between two ends
-        return f"{text}; {3600 / seconds:.3g} an hour, {clock(left * seconds)} left"
+        rate = 3600 / seconds
+        return f"{text}; {rate:,.{0 if rate >= 10 else 1}f} an hour, {clock(left * seconds)} left"
 
 
 def watch_folder(folder: Path) -> None:
