@@ -266,6 +266,23 @@ def test_an_address_without_ray_is_refused_at_once(address: str, monkeypatch: py
         on_ray.connect(address)
 
 
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        ("ray client connection timeout", "ray client connection timeout; if the cluster asks for a token, set RAY_"),
+        ("Failed: Traceback (most recent call last):\n  File 1\nRuntimeError: no more\n", "RuntimeError: no more"),
+    ],
+)
+def test_why_ray_does_not_connect_is_one_sentence(problem: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError(problem)
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=refuse))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(FlashbackError, match=re.escape(f"at this machine ({reason}")):
+        on_ray.connect(None)
+
+
 @pytest.mark.parametrize("per_run", [{"gpu": 1}, {"gpus": "all"}, {"cpus": -1}, {"memory": True}])
 def test_resources_that_make_no_sense_are_refused(per_run: dict[str, Any]) -> None:
     with pytest.raises(FlashbackError, match="--per-run"):

@@ -111,7 +111,12 @@ def check_port(address: str) -> None:
 
 
 def no_ray(address: str, problem: Exception) -> FlashbackError:
-    return FlashbackError(f"there is no Ray to run on at {address} ({' '.join(str(problem).split())})")
+    reason = " ".join(str(problem).split())
+    if "Traceback" in reason:  # of a process of the cluster
+        reason = str(problem).strip().splitlines()[-1]
+    if "client connection timeout" in reason:  # a cluster that asks for a token says nothing else
+        reason += "; if the cluster asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+    return FlashbackError(f"there is no Ray to run on at {address} ({reason})")
 
 
 def bundle_of(jobs: Sequence[Job]) -> tuple[str, Files]:
