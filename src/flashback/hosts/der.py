@@ -1,4 +1,7 @@
-"""DER and DER++ (Buzzega et al. 2020): replay with the logits that the model gave when an image was stored."""
+"""DER and DER++ (Buzzega et al. 2020): replay with the logits that the model gave when an image was stored.
+
+This file has the losses; the draws and the stored logits are in `replay.py`, the reservoir is in `memory.py`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """EWC (Kirkpatrick et al. 2017) and online EWC (Schwarz et al. 2018): keep the parameters that matter to old tasks.
 
-The distance to one anchor is `flashback.knowledge.ImportantParameters.distance`.
+This file has the losses and the anchors. The task loss and the penalised parameters are in `elastic.py`; the Fisher
+information (`fisher_diagonal`) and the distance to one anchor (`ImportantParameters`) in `knowledge/importance.py`.
 """
 
 from __future__ import annotations

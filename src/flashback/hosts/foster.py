@@ -1,4 +1,7 @@
-"""FOSTER (Wang et al. 2022): a new module boosts the frozen network, then both are compressed into one again."""
+"""FOSTER (Wang et al. 2022): a new module boosts the frozen network, then both are compressed into one again.
+
+This file has both stages with their losses; the networks are in `nets/growing.py`, herding is in `exemplars.py`.
+"""
 
 from __future__ import annotations
 
@@ -246,7 +249,7 @@ def class_counts(host: ExemplarHost) -> Tensor:
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:
-    """Inverse effective numbers of images, v = (1 - beta) / (1 - beta^n), scaled to a mean of 1; beta = 0: all ones."""
+    """Inverse effective numbers of images (Cui et al. 2019), v = (1 - beta) / (1 - beta^n), scaled to a mean of 1."""
     rarity = (1 - beta) / (1 - beta ** counts.double().clamp(min=1))
     return (rarity / rarity.mean()).float()
 

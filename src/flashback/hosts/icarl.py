@@ -1,4 +1,7 @@
-"""iCaRL (Rebuffi et al. 2017): exemplars, binary distillation, and the nearest mean of exemplars."""
+"""iCaRL (Rebuffi et al. 2017): exemplars, binary distillation, and the nearest mean of exemplars.
+
+This file has the loss and the classifier; herding, quotas and class means are in `exemplars.py`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

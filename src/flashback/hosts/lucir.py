@@ -1,4 +1,8 @@
-"""LUCIR (Hou et al. 2019): a cosine classifier, features held near the old ones, and a margin between old and new."""
+"""LUCIR (Hou et al. 2019): a cosine classifier, features held near the old ones, and a margin between old and new.
+
+This file has the losses, imprinting and fine-tuning; the cosine classifier is in `nets/heads.py`, herding in
+`exemplars.py`.
+"""
 
 import math
 from collections.abc import Callable, Mapping

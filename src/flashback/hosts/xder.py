@@ -1,7 +1,8 @@
 """X-DER (Boschini et al. 2022): DER whose memory is kept up to date and whose heads are prepared for later classes.
 
 It follows the authors' release of 2022, not the later default of Mammoth, which aligns batch norms and takes four
-views. One linear layer is read as one head per task: past heads, the present one, future ones.
+views. One linear layer is read as one head per task: past heads, the present one, future ones. Draws and the balanced
+memory are in `replay.py`, the strong views in `batches/views.py`; everything else is here.
 """
 
 import math

@@ -56,7 +56,7 @@ class Blocks(nn.Module):
 
 
 class CosineNet(Net):
-    """A backbone and a cosine head with a vector for each class of the benchmark."""
+    """A backbone and a cosine head; the vectors of the classes of one task are one parameter."""
 
     head: CosineHead
 
@@ -115,7 +115,7 @@ def local_similarity(cosines: Tensor) -> Tensor:
 
 
 class BiasCorrectedNet(Net):
-    """A linear head for all classes of the benchmark; the logits z of a task become scale * z + shift."""
+    """A backbone and a linear head; the logits z of a task become scale * z + shift (BiC)."""
 
     def __init__(self, backbone: Backbone, sizes: Sequence[int]) -> None:
         super().__init__(backbone, nn.Linear(backbone.width, sum(sizes)))
