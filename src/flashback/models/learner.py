@@ -213,15 +213,36 @@ class Learner:
         earlier = self.folder.held_out(parent) if parent else Images(held_out.x[:0], held_out.y[:0])
         sample = limited(joined(earlier, held_out), self.settings.held_out_per_class, self.config.seed, number)
         mean, std = (parent.mean, parent.std) if parent else measure_channels(train.x)
-        tasks = (*(parent.tasks if parent else ()), PastTask(len(collected.new), revisited))
-        digest = self.folder.digest(number, parent.digest if parent else None, content)
         # Known classes are judged on images of earlier updates, so that wrong labels cannot hide what they spoil.
         of_new_classes = ~torch.isin(held_out.y, earlier.y)
         evaluation = joined(earlier, Images(held_out.x[of_new_classes], held_out.y[of_new_classes]))
-        return Update(
-            *(number, parent, classes, collected.new, revisited, train, evaluation, sample, len(held_out)),
-            *(len(self.skipped), count_copies(train, joined(earlier, held_out)), mean, std, tasks, content, digest),
+        version = Version(
+            number=number,
+            parent=parent.number if parent else None,
+            date="",
+            images=len(train),
+            held_out=len(held_out),
+            skipped=len(self.skipped),
+            copies=count_copies(train, joined(earlier, held_out)),
+            classes=classes,
+            new=collected.new,
+            revisited=tuple(classes[label] for label in revisited),
+            judged={
+                classes[label]: int((evaluation.y == label).sum()) for label in torch.unique(evaluation.y).tolist()
+            },
+            before={},
+            after={},
+            decision=ACCEPTED,
+            reason="",
+            seconds=0.0,
+            tasks=(*(parent.tasks if parent else ()), PastTask(len(collected.new), revisited)),
+            image_shape=tuple(train.x.shape[1:]),
+            mean=mean,
+            std=std,
+            content=content,
+            digest=self.folder.digest(number, parent.digest if parent else None, content),
         )
+        return Update(version, parent, train, evaluation, sample)
 
     def _split(self, x: Tensor, labels: Tensor, number: int) -> tuple[Images, Images]:
         """Hold out the same share of every class, at least one image of a class with two or more."""
@@ -243,17 +264,17 @@ class Learner:
         saved = Checkpoints(folder / CHECKPOINT, self.config.checkpoint).manifests()
         if record.exists() and saved:
             require(
-                self.folder.read(record).get("digest") == update.digest,
+                self.folder.read(record).get("digest") == update.version.digest,
                 f"{printable(folder)} holds an unfinished update with other images; repeat its command to finish it, "
                 "or remove that folder to drop it",
             )
         else:
             make_folder(folder)
-            self.folder.write(record, {"number": update.number, "digest": update.digest})
+            self.folder.write(record, {"number": update.version.number, "digest": update.version.digest})
 
     def _train(self, update: Update, observers: Sequence[Observer]) -> tuple[Trainer, float]:
         precision = select_precision(self.config, self.device)
-        checkpoints = Checkpoints(self.folder.update / CHECKPOINT, self.config.checkpoint, run=update.digest)
+        checkpoints = Checkpoints(self.folder.update / CHECKPOINT, self.config.checkpoint, run=update.version.digest)
         started = time.monotonic()
         with (
             self._dropping_failed(checkpoints),
@@ -283,38 +304,15 @@ class Learner:
             raise
 
     def _judge(self, update: Update, host: Host, limits: tuple[float | None, float | None], seconds: float) -> Version:
-        images = update.evaluation
-        known = len(update.parent.classes) if update.parent else 0
-        before: dict[str, float] = {}
+        images, classes, before = update.evaluation, update.version.classes, dict[str, float]()
         if update.parent is not None:
-            old = Images(images.x[images.y < known], images.y[images.y < known])
-            before = class_accuracies(self.load(update.parent.number).host, old, update.classes)
+            known = images.y < len(update.parent.classes)
+            old = Images(images.x[known], images.y[known])
+            before = class_accuracies(self.load(update.parent.number).host, old, classes)
         host.learned = host.task.classes.stop
-        after = class_accuracies(host.eval(), images, update.classes)
-        version = Version(
-            number=update.number,
-            parent=update.parent.number if update.parent else None,
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            images=len(update.train),
-            held_out=update.held_out,
-            skipped=update.skipped,
-            copies=update.copies,
-            classes=update.classes,
-            new=update.new,
-            revisited=tuple(update.classes[column] for column in update.revisited),
-            judged={update.classes[label]: int((images.y == label).sum()) for label in torch.unique(images.y).tolist()},
-            before=before,
-            after=after,
-            decision=ACCEPTED,
-            reason="",
-            seconds=round(seconds, 1),
-            tasks=update.tasks,
-            image_shape=tuple(update.train.x.shape[1:]),
-            mean=update.mean,
-            std=update.std,
-            content=update.content,
-            digest=update.digest,
-        )
+        after = class_accuracies(host.eval(), images, classes)
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        version = replace(update.version, date=date, before=before, after=after, seconds=round(seconds, 1))
         reason = reason_to_refuse(version, *limits)
         return replace(version, decision=REFUSED, reason=reason) if reason else version
 
@@ -452,31 +450,23 @@ class Learner:
 
 @dataclass(frozen=True)
 class Update:
-    """The images of an update, and the model that they go to."""
+    """The images of an update, the model that they go to, and the record of the new version before it is judged."""
 
-    number: int
+    version: Version
     parent: Version | None
-    classes: tuple[str, ...]
-    new: tuple[str, ...]
-    revisited: tuple[int, ...]  # columns
     train: Images
     evaluation: Images  # held-out images: those kept by the parent, and those of this update of other classes
     sample: Images  # the share of them that the new version keeps
-    held_out: int  # how many of this update's images are held out
-    skipped: int
-    copies: int  # training images that are equal to held-out ones
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    tasks: tuple[PastTask, ...]
-    content: str
-    digest: str
 
     def benchmark(self) -> Benchmark:
         """The updates so far as tasks without images, and this one."""
-        past = past_tasks(self.tasks[:-1], tuple(self.train.x.shape[1:]))
-        start = len(self.classes) - len(self.new)
-        task = Task(len(past), range(start, len(self.classes)), self.train, no_images(self.train.x), self.revisited)
-        return benchmark_of((*past, task), self.classes, self.mean, self.std, self.digest)
+        classes, tasks = self.version.classes, self.version.tasks
+        past, columns = (
+            past_tasks(tasks[:-1], self.version.image_shape),
+            range(len(classes) - tasks[-1].new, len(classes)),
+        )
+        task = Task(len(past), columns, self.train, no_images(self.train.x), tasks[-1].revisited)
+        return benchmark_of((*past, task), self.version)
 
 
 def fresh(state: RunState) -> RunState:
@@ -497,19 +487,16 @@ def no_images(like: Tensor) -> Images:
     return Images(like[:0], torch.zeros(0, dtype=torch.int64))
 
 
-def benchmark_of(
-    tasks: Sequence[Task], names: Sequence[str], mean: Sequence[float], std: Sequence[float], checksum: str
-) -> Benchmark:
-    order = tuple(range(len(names)))
+def benchmark_of(tasks: Sequence[Task], version: Version) -> Benchmark:
+    names, order = version.classes, tuple(range(len(version.classes)))
     return Benchmark(
-        BENCHMARK, BENCHMARK, order, tuple(tasks), tuple(mean), tuple(std), tuple(names), checksum, is_open=True
+        BENCHMARK, BENCHMARK, order, tuple(tasks), version.mean, version.std, names, version.digest, is_open=True
     )
 
 
 def open_benchmark(version: Version) -> Benchmark:
     """The updates up to a version, without images."""
-    tasks = past_tasks(version.tasks, version.image_shape)
-    return benchmark_of(tasks, version.classes, version.mean, version.std, version.digest)
+    return benchmark_of(past_tasks(version.tasks, version.image_shape), version)
 
 
 def count_copies(images: Images, others: Images) -> int:
