@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 REFUSED_EXIT = 3  # an update that the gate refused
 MOST_CLASSES = 30  # that are shown after an update
+HISTORY_CAPTION = (
+    "again: known classes with more images; before, after: mean accuracy of known\n"
+    "classes in percent, before and after the update; new: that of its new classes."
+)
 ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="The folder of the model.")]
 
 
@@ -115,8 +119,8 @@ def history(
     learner = Learner(model, "cpu")
     versions = learner.history()
     rows = [history_row(version, learner) for version in versions]
-    columns = ("version", "date (UTC)", "images", "classes", "again", "known before", "known after", "new", "decision")
-    show_table("versions", columns, rows, texts=2)
+    columns = ("no.", "decision", "date (UTC)", "images", "classes", "again", "before", "after", "new")
+    show_table("versions", columns, rows, texts=2, caption=HISTORY_CAPTION if versions else "")
     show_line(f"{in_use(learner).capitalize()}." if versions else "The model has learned nothing yet.")
     if plot is not None:
         from flashback.reports.versions import plot_versions
@@ -242,12 +246,15 @@ def history_row(version: Version, learner: Learner) -> tuple[str, ...]:
         return "" if value is None else f"{value:.1f}"
 
     known, new = version.accuracy(version.known), version.accuracy(version.new)
-    number = f"{version.number}{' (in use)' if version.number == learner.current else ''}"
-    decision = version.decision if learner.folder.has_model(version.number) else f"{version.decision}, removed"
+    decision = version.decision
+    if version.number == learner.current:
+        decision += ", in use"
+    elif not learner.folder.has_model(version.number):
+        decision += ", removed"
     return (
-        *(number, version.date[:16].replace("T", " "), str(version.images), str(len(version.classes))),
-        *(str(len(version.revisited)), percent(None if known is None else known + (version.drop or 0))),
-        *(percent(known), percent(new), decision),
+        *(str(version.number), decision, version.date[:16].replace("T", " "), str(version.images)),
+        *(str(len(version.classes)), str(len(version.revisited))),
+        *(percent(None if known is None else known + (version.drop or 0)), percent(known), percent(new)),
     )
 
 
