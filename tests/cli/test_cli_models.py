@@ -94,4 +94,21 @@ def test_many_classes_are_shown_as_the_pairs_confused_most(capsys: pytest.Captur
         ["class", "7", "class", "3", "5"],
     ]
     models.show_classes(FileEvaluation(names[:20], confusion[:20, :20].tolist(), {}, {}))
-    assert all(len(line) <= 120 for line in capsys.readouterr().out.splitlines())
+    matrix = capsys.readouterr().out
+    assert "Numbered columns" in matrix
+    assert all(len(line) <= 120 for line in matrix.splitlines())
+
+
+@pytest.mark.parametrize(("classes", "is_matrix"), [(14, True), (16, False), (20, False)])
+def test_a_matrix_that_a_terminal_has_no_room_for_is_shown_as_pairs(
+    classes: int, is_matrix: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    confusion = np.diag([90] * classes)
+    confusion[1, 3] = 12
+    names = tuple(f"product number {number}" for number in range(classes))
+    models.show_classes(FileEvaluation(names, confusion.tolist(), {}, {}))
+    lines = capsys.readouterr().out.splitlines()
+    assert ("confused most often" not in "".join(lines)) == is_matrix
+    assert len(lines) <= 2 * classes + 15  # names are not folded to a letter a line
+    assert all(len(line) <= 80 for line in lines)

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 import flashback as fb
 from flashback.cli import options as opt
-from flashback.cli.console import discard_output, say, show_line, show_table
+from flashback.cli.console import discard_output, output, say, show_line, show_table
 from flashback.errors import FlashbackError, printable, unknown
 from flashback.files import make_folder, write_atomically
 
@@ -24,6 +24,7 @@ TABLE = "table"
 PREDICTION_FORMATS = (TABLE, "csv", "jsonl")
 EVALUATION_FORMATS = (TABLE, "csv", "json")
 LARGEST_MATRIX = 20  # classes whose confusion matrix is printed
+OTHER_COLUMNS, NAME_COLUMNS = 21, 16  # characters beside the matrix: of numbers, and at most of names
 CONFUSED_PAIRS = 20  # printed instead of a larger matrix
 
 
@@ -156,10 +157,17 @@ def show_predictions(predictions: Predictions) -> None:
     show_table("predictions", ("path", "rank", "class", "probability"), rows, texts=3)
 
 
+def matrix_fits(evaluation: FileEvaluation) -> bool:
+    """Whether the terminal has room for the confusion matrix beside the other columns."""
+    names, largest = evaluation.class_names, max(map(max, evaluation.confusion))
+    others = OTHER_COLUMNS + min(max(map(len, names)), NAME_COLUMNS)
+    return others + len(names) * (1 + len(str(max(largest, len(names))))) <= output().width
+
+
 def show_classes(evaluation: FileEvaluation) -> None:
     """Show the accuracy of every class, and the confusion matrix, or only its largest entries if it is large."""
     names = evaluation.class_names
-    is_small = len(names) <= LARGEST_MATRIX
+    is_small = len(names) <= LARGEST_MATRIX and matrix_fits(evaluation)
     numbers = [str(number) for number in range(1, len(names) + 1)]
     rows = []
     for number, entry, counts in zip(numbers, evaluation.rows(), evaluation.confusion, strict=True):
