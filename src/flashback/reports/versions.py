@@ -11,6 +11,7 @@ from flashback.reports.confusion import check_picture, write_picture
 if TYPE_CHECKING:
     from flashback.models import Version
 
+MOST_TICKS = 25  # versions that each have a number below the axis
 KNOWN, NEW, LEFT = "#0072B2", "#009E73", "#D55E00"
 
 
@@ -22,7 +23,7 @@ def plot_versions(versions: Sequence[Version], current: int | None, path: Path) 
     from matplotlib.figure import Figure
 
     check_picture(path)
-    figure = Figure(figsize=(max(5.0, 1.5 + 0.5 * len(versions)), 3.5), layout="constrained")
+    figure = Figure(figsize=(max(5.0, 1.5 + 0.5 * min(len(versions), MOST_TICKS)), 3.5), layout="constrained")
     axes = figure.subplots()
     line = lineage(versions, current)
     for label, colour, marker, part in (("known classes", KNOWN, "o", "known"), ("new classes", NEW, "s", "new")):
@@ -37,7 +38,8 @@ def plot_versions(versions: Sequence[Version], current: int | None, path: Path) 
     if current is not None:
         axes.axvline(current, color="#b0b4bb", linestyle=":", zorder=0, label="in use")
     axes.set(xlabel="version", ylabel="held-out images right, %", ylim=(0, 100))
-    axes.set_xticks([version.number for version in versions])
+    if len(versions) <= MOST_TICKS:
+        axes.set_xticks([version.number for version in versions])
     axes.spines[["top", "right"]].set_visible(False)
     unique = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(list(unique.values()), list(unique), loc="outside upper left", ncols=2, frameon=False)
