@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from flashback.batches import Batch, Stream, Views
 from flashback.benchmarks import Benchmark, Task
 from flashback.config import HostSettings, RunConfig
-from flashback.errors import FlashbackError, require
+from flashback.errors import FlashbackError, require, shorten
 from flashback.hosts.endings import Ending, with_ending
 from flashback.hosts.prediction import Predictor
 from flashback.hosts.stages import Optimisation, Stage, Step, nothing
@@ -227,10 +227,11 @@ class Host(Predictor):
         """Raise a FlashbackError for settings that cannot work on this benchmark, before any training."""
 
     def check_revisits(self, task: Task) -> None:
+        known = ", ".join(f"'{self.benchmark.class_names[column]}'" for column in task.revisited)
         require(
-            self.can_revisit() or not task.revisited,
-            f"{self.settings.name} cannot learn known classes again, and task {task.index + 1} has some; choose a host "
-            "that can, such as er, or give it new classes alone",
+            self.can_revisit() or not known,
+            f"{self.settings.name} cannot learn known classes again, and task {task.index + 1} has {shorten(known)}; "
+            "choose a host that can, such as replay, or give it new classes alone",
         )
 
     def check_untrained(self) -> None:
