@@ -168,6 +168,29 @@ def test_a_record_without_what_it_needs_is_a_sentence(pair: tuple[Path, Path], c
     assert Learner(pair[0], "cpu").rollback(1).number == 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image_shape": [3, 12, -1]},
+        {"image_shape": [3, 0, 12]},
+        {"image_shape": [2**62, 2, 2]},
+        {"image_shape": []},
+        {"mean": [], "std": []},
+        {"std": [0.0, 1.0, 1.0]},
+        {"classes": ["cup", "fork"]},
+        {"classes": ["cup", "cup", "spoon"]},
+        {"tasks": [{"new": 4, "revisited": []}, {"new": -1, "revisited": []}]},
+        {"tasks": [{"new": 2, "revisited": []}, {"new": 1, "revisited": [9]}]},
+        {"after": {"knife": 50.0}},
+    ],
+    ids=str,
+)
+def test_a_record_that_contradicts_itself_is_refused(pair: tuple[Path, Path], change: dict[str, Any]) -> None:
+    """Its forger has removed the checksum."""
+    edit(pair[0] / "versions" / "0002" / "version.json", lambda values: (values.pop("checksum"), values.update(change)))
+    assert_refused(pair[0], r"version\.json is missing or damaged; `flashback rollback MODEL VERS", load, learn)
+
+
 def test_a_model_whose_choice_of_version_is_gone_does_not_begin_anew(pair: tuple[Path, Path]) -> None:
     """It would learn the next images as its first, and pruning would remove the model in use."""
     (pair[0] / "current.json").unlink()
@@ -183,6 +206,7 @@ def test_class_names_of_a_stranger_cannot_command_the_terminal(pair: tuple[Path,
     def forge(values: dict[str, Any]) -> None:
         del values["checksum"]
         values["classes"][0] = hostile
+        values.update(before={}, after={}, judged={})
 
     edit(pair[0] / "versions" / "0002" / "version.json", forge)
     model = fb.load_model(pair[0], "cpu")

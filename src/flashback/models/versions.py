@@ -47,6 +47,7 @@ DROPPED = f".{UPDATE}"  # an update that is being removed
 CHECKSUM = "checksum"  # in version.json: a digest of everything else in it
 CHECKPOINT, HELD_OUT = "checkpoint", "held-out.safetensors"
 ACCEPTED, REFUSED = "accepted", "refused"
+SIDES = range(8, 2**14)  # of images
 RESTORE = "restore it from a copy of the folder"
 REMEDY = dict.fromkeys((CURRENT, VERSION), "`flashback rollback MODEL VERSION` chooses a version that is whole")
 REMEDY["update.json"] = "remove its folder to drop the unfinished update"
@@ -111,6 +112,21 @@ class Version:
     std: tuple[float, ...]
     content: str
     digest: str
+
+    def is_consistent(self) -> bool:
+        """Whether its entries go together; those of a record that somebody else made may not."""
+        channels, *sides = self.image_shape or (0,)
+        columns = range(len(self.classes))
+        return (
+            channels in (1, 3)
+            and len(sides) == 2
+            and all(side in SIDES for side in sides)
+            and len(self.mean) == len(self.std) == channels
+            and min(self.std) > 0
+            and len(set(self.classes)) == len(self.classes) == sum(task.new for task in self.tasks)
+            and all(task.new >= 0 and set(task.revisited) <= set(columns) for task in self.tasks)
+            and {*self.before, *self.after, *self.judged} <= set(self.classes)
+        )
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -250,6 +266,7 @@ class ModelFolder:
         if version.parent is not None:
             with suppress(FlashbackError):  # the record of the parent may be damaged
                 parent = self.record(version.parent).get("digest")
+        require(version.is_consistent(), self.damaged(self.folder(number) / VERSION))
         is_known = version.parent is None or parent is not None
         expected = self.digest(number, parent, version.content) if is_known else version.digest
         require(
