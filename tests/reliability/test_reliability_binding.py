@@ -19,6 +19,8 @@ from reliability_runs import Crash, sign
 import flashback as fb
 from flashback.conformance import short_settings
 from flashback.hosts import HOSTS
+from flashback.training import open_benchmark
+from flashback.training.environment import describe
 from helpers import write_tiny
 
 REFUSED = r"belongs to a run with another seed, host, setting or dataset than config\.yaml"
@@ -175,6 +177,16 @@ def test_a_record_names_instructions_threads_and_libraries(data: Path, tmp_path:
     assert must_match["instructions"] == torch.backends.cpu.get_cpu_capability()
     assert must_match["threads"] == 1
     assert must_match["blas"]
+
+
+def test_a_record_of_a_gpu_names_it_and_its_libraries(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU of a test")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91000)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    config = config_of(data)
+    must_match = describe(config, open_benchmark(config), torch.device("cuda"), "fp32")["must_match"]
+    assert {"device": "GPU of a test", "cuda": "12.8", "cudnn": 91000, "portion": "100"}.items() <= must_match.items()
+    assert {"torch", "numpy", "python", "precision"} <= must_match.keys()
 
 
 @pytest.mark.slow

@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import storm
 import torch
@@ -24,8 +25,10 @@ from reliability_runs import begin, sign
 import flashback
 from flashback import FlashbackError
 from flashback.benchmarks import load_benchmark
+from flashback.cli.learning import history_row
 from flashback.config import CheckpointConfig, RunConfig, to_dict
 from flashback.hosts import HOSTS
+from flashback.models.learner import Learner
 from flashback.plain_yaml import read_yaml
 from flashback.recipes import config_from_dict
 from flashback.records import RunFolder, read_config, read_record
@@ -235,3 +238,44 @@ def test_any_bytes_as_a_record(content: bytes, name: str, finished: dict[str, Pa
     (folder / name).write_bytes(content)
     with or_one_sentence():
         read_record(folder)
+
+
+# ---------------------------------------------------------------- models
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two versions."""
+    folder = tmp_path_factory.mktemp("learned") / "model"
+    model = Learner.create(folder, settings={"training.epochs": 1, "host.memory_size": 6}, device="cpu")
+    for names in (("cup", "fork"), ("spoon",)):
+        model.learn(images_of(*names))
+    return folder
+
+
+def images_of(*names: str) -> dict[str, Any]:
+    return {name: np.full((4, 12, 12, 3), 20 * len(name), np.uint8) for name in names}
+
+
+@QUICK
+@given(data=st.data(), name=st.sampled_from(["model.json", "current.json", "versions/0001", "versions/0002"]))
+def test_any_change_of_a_model(data: st.DataObject, name: str, learned: Path, tmp_path: Path) -> None:
+    """Whoever takes the checksum away too gets an answer of the model, or a sentence."""
+    folder = tmp_path / "model"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(learned, folder)
+    path = folder / name if name.endswith(".json") else folder / name / "version.json"
+    document = json.loads(path.read_text())
+    document.pop("checksum", None)
+    path.write_text(json.dumps(data.draw(changed(document))))
+    actions: list[Callable[[Learner], Any]] = [
+        lambda model: model.predict(images_of("cup")),
+        lambda model: model.learn(images_of("pan")),
+        lambda model: model.rollback(2),
+        lambda model: [history_row(version, model) for version in model.history()],
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for action in actions:
+            with or_one_sentence():
+                action(Learner(folder, "cpu"))
