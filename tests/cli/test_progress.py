@@ -111,3 +111,15 @@ def test_of_several_runs_without_a_terminal_the_ends_are_told(monkeypatch: pytes
         "host, seed 0: task 2 of 4, average accuracy 80.0",
         "host, seed 0: task 4 of 4, average accuracy 80.0",
     ]
+
+
+def test_a_run_that_waits_in_a_queue_has_no_line_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_screen(monkeypatch, 80, terminal=True)
+    for event in ({"event": "placed", "node": "node-7"}, epoch(0, 1, 4)):
+        with progress.ProgressView() as view:
+            observe = view.watch("host, seed 0")
+            observe({"event": "queued"})
+            (line,) = view.tasks
+            assert not line.visible
+            observe(event)
+            assert line.visible

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from flashback.errors import FlashbackError
 from flashback.records import RunFolder, holder_of
 from flashback.studies.comparison import compare
 from flashback.studies.executors import find_executor, take_shard
-from flashback.studies.jobs import Job, Problems, RunContext
+from flashback.studies.jobs import Job, Local, Problems, RunContext
 from flashback.studies.preview import estimate_cost
-from flashback.studies.sweeps import parse_sweep, plan, run_sweep
+from flashback.studies.sweeps import Outcome, parse_sweep, plan, run_sweep
 
 QUICK: dict[str, Any] = {"training.epochs": 1, "training.batch_size": 100, "benchmark.tasks": 2}
 SWEEP = parse_sweep(f"{{hosts: [finetune], arms: [host], seeds: [0, 1, 2], settings: {QUICK}}}", "made")
@@ -88,6 +89,23 @@ def test_a_study_trains_where_the_executor_says(tmp_path: Path) -> None:
     assert len(executor.names) == 5
     with pytest.raises(FlashbackError, match="jobs of its own"):
         find_executor(executor, 2)
+
+
+def test_a_run_waits_until_an_executor_has_placed_it(tmp_path: Path) -> None:
+    seen: list[dict[str, int]] = []
+
+    class Elsewhere(Local):
+        def __call__(self, jobs: Any, watch: Any, out: Path) -> Problems:
+            observers = [watch(job.name) for job in jobs]
+            for observer, event in zip(observers, ("queued", "placed", "end"), strict=True):
+                observer({"event": event, "node": "one", "problem": None})
+            return dict.fromkeys(job.name for job in jobs)
+
+    def watch(outcome: Outcome, name: str) -> Any:
+        return lambda event: seen.append(dict(Counter(outcome.states.values())))
+
+    run_sweep(SWEEP, tmp_path, on=Elsewhere(), device="cpu", watch=watch)
+    assert seen == [{"waiting": 1, "running": 2}, {"waiting": 1, "running": 2}, {"waiting": 1, "running": 1, "done": 1}]
 
 
 # ---------------------------------------------------------------- from outside

@@ -67,9 +67,11 @@ class RunLine:
             self.advance(event)
         elif kind == "evaluation":
             self.report(event)
+        elif kind == "queued":
+            self.view.update(self.line, visible=False)  # there may be hundreds
         elif kind == "placed":
             self.node = f"{event['node']}  "
-            self.view.update(self.line, state=f"{self.node}starting")
+            self.view.update(self.line, state=f"{self.node}starting", visible=True)
         elif kind == "end" and self.line in self.view.task_ids:
             self.view.remove_task(self.line)
 
@@ -86,7 +88,7 @@ class RunLine:
         if trained:
             losses = ", ".join(f"{name} {value:.3g}" for name, value in event["losses"].items())
             state += f"  epoch {trained}/{epochs}  {losses}"
-        self.view.update(self.line, completed=share, total=self.tasks, state=state)
+        self.view.update(self.line, completed=share, total=self.tasks, state=state, visible=True)
         if self.view.disable and trained and time.monotonic() - self.view.last_line >= QUIET:
             self.view.say(f"{self.name}: {self.place(' of ')}, {stage}, epoch {trained} of {epochs}")
 

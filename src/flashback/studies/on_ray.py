@@ -225,6 +225,7 @@ class Driver:
                 self.end(job.name, observer, str(error))
                 continue
             self.placed[job.name] = Placed(job, folder, lock, observer, Follower(job.folder, observer))
+            observer({"event": "queued"})
             submitted.append(self.submit(job))
         with suppress(self.ray.exceptions.RayActorError):  # `collect` finds the collector lost, and submits them again
             self.ray.get(submitted)

@@ -226,6 +226,8 @@ class Queue:
     def follow(self, job: Any, runs: Sequence[Job]) -> None:
         observers = {run.name: self.watch(run.name) for run in runs}
         followers = {run.name: Follower(run.folder, observers[run.name]) for run in runs}
+        for observer in observers.values():
+            observer({"event": "queued"})
         self.followed.append(Followed(job, followers, observers, {run.name: run for run in runs}))
 
     def note(self) -> None:

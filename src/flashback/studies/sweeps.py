@@ -30,6 +30,7 @@ from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.trainer import Event, Observer
 
 LONGEST_NAME = 120  # letters of a folder; file systems take 255 bytes
+QUEUED_STATES = {"queued": WAITING, "placed": RUNNING}  # by the events of runs on other machines
 FAILED = "failed"  # other states are DONE, WAITING, RUNNING and ELSEWHERE
 
 
@@ -234,7 +235,9 @@ def run_sweep(
         observer = watch(outcome, name)
 
         def note(event: Event) -> None:
-            if event["event"] == "end":
+            if event["event"] in QUEUED_STATES:
+                outcome.states[name] = QUEUED_STATES[event["event"]]
+            elif event["event"] == "end":
                 problem = event["problem"]
                 states = {None: DONE, ELSEWHERE: ELSEWHERE, LACK_OF_MEMORY: WAITING}
                 outcome.states[name] = WAITING if was_killed(problem) else states.get(problem, FAILED)
