@@ -224,6 +224,34 @@ def test_a_folder_that_is_not_shared_is_noticed(tmp_path: Path, monkeypatch: pyt
     assert "8" in cancelled
 
 
+def test_jobs_that_slurm_refuses_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("invalid partition")
+
+    monkeypatch.setattr(Queue, "submit", refuse)
+    job = Job("host", 0, {}, tmp_path / "run", RunContext(None, "cpu", None), "one")
+    with pytest.raises(FlashbackError, match=r"Slurm does not take the jobs \(invalid partition\); see --slurm"):
+        Slurm(cluster="local")([job], lambda name: lambda event: None, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("queue", "kept"), [({}, False), ({"7_1": ""}, True), (None, True)])
+def test_what_is_kept_of_jobs_goes_when_they_have_left_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue: dict[str, str] | None, kept: bool
+) -> None:
+    """Also that of a driver which was stopped, of whose jobs some ended unwatched."""
+    folder = tmp_path / "of-another-driver"
+    folder.mkdir()
+    (folder / JOBS).write_text(json.dumps({"one": "7_0", "two": "7_1"}))
+    driver = Queue(Slurm(), tmp_path / "mine", lambda name: lambda event: None)
+    driver.problems = {"one": None}
+    monkeypatch.setattr(driver, "in_queue", lambda: queue)
+    driver.tidy({folder})
+    assert folder.exists() == kept
+
+
 @pytest.mark.parametrize(
     ("limit", "expected"), [("240", 240), (30, 30), ("10:30", 11), ("4:00:00", 240), ("1-2", 1560), ("1-0:30:00", 1470)]
 )

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -191,9 +191,11 @@ class Queue:
             executor = self.slurm.executor(self.folder)
             submitted = self.submit(executor, [OnNode(chunk, source_digest()) for chunk in chunks]) if chunks else []
         except FlashbackError:
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise
         except (RuntimeError, subprocess.SubprocessError, OSError, TypeError, ValueError) as problem:
             reason = " ".join(str(getattr(problem, "stderr", None) or problem).split())
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise FlashbackError(f"Slurm does not take the jobs ({reason}); see --slurm") from None
         for job, chunk in zip(submitted, chunks, strict=True):
             self.follow(job, chunk)
@@ -213,10 +215,16 @@ class Queue:
                 f"the jobs stay in the queue; the same command goes on with them, `scancel {ends}` ends them"
             ) from None
         if not any(self.problems.values()):
-            for folder in {self.folder, *(one.job.paths.folder for one in followed)}:
-                if set(self.noted(folder)) <= self.problems.keys():
-                    shutil.rmtree(folder, ignore_errors=True)
+            self.tidy({self.folder, *(one.job.paths.folder for one in followed)})
         return self.problems
+
+    def tidy(self, folders: Collection[Path]) -> None:
+        """Remove what submitit has written for jobs that have ended, watched by this driver or by nobody."""
+        left = None if self.slurm.cluster == "local" else self.in_queue()
+        for folder in folders:
+            noted = self.noted(folder)
+            if noted.keys() <= self.problems.keys() or (left is not None and left.keys().isdisjoint(noted.values())):
+                shutil.rmtree(folder, ignore_errors=True)
 
     @staticmethod
     def submit(executor: Any, works: Sequence[OnNode]) -> list[Any]:
