@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -122,3 +123,17 @@ def slow_binary_loss(
             loss = -(target * math.log(answer) + (1 - target) * math.log(1 - answer)) / (len(batch) * columns)
             old, new = (old + loss, new) if column < host.task.classes.start else (old, new + loss)
     return old, new
+
+
+def check_binary_losses(host: Any, columns: int) -> None:
+    """Compare the losses of binary distillation, at the beginning of a task, with slow loops."""
+    with torch.no_grad():
+        for parameter in host.net.parameters():  # so that the net is not its own teacher any more
+            parameter.mul_(1.1)
+    batch = batch_of(host, host.stages()[0], every=4)
+    step = host.forward(batch)
+    terms = {name: float(term.detach()) for name, term in host.losses(step).items()}
+    teacher = host.stable(batch.x).logits if host.task.index > 0 else None
+    old, new = slow_binary_loss(host, batch, step.output.logits.detach(), teacher, columns)
+    expected = {"task": new} if teacher is None else {"task": new, "stability": old}
+    assert terms == pytest.approx(expected, rel=1e-4)
