@@ -191,8 +191,8 @@ class Comparison:
         if self.is_single:
             return f"Only one method ({self.methods[0].name}) has runs, so there is nothing to compare."
         keys = self.differing_settings if self.is_of_arms else self.differing
-        difference, title = f", with different {', '.join(keys)}" if keys else "", setting.replace("_", "-")
-        return f"Average accuracy, {title}, {self.budget}{difference}: {self.verdict(setting)}"
+        remark, title = f", with different {', '.join(keys)}" if keys else "", setting.replace("_", "-")
+        return f"Average accuracy, {title}, {self.budget}{remark}: {self.verdict(setting)}"
 
     @property
     def sentence(self) -> str:
