@@ -27,7 +27,7 @@ def bench(
     mode: Annotated[Names, Option(metavar="NAME", help="eager, captured or fast; may be repeated.")] = None,
     flashback: Annotated[bool | None, Option(help="With it or without it only; default: both.")] = None,
 ) -> int:
-    """How fast is training on this machine?
+    """Measure the speed of training on this machine.
 
     Measures the training step in steady state, on random images.
     """
@@ -61,10 +61,11 @@ def figure_row(figure: Figure) -> list[str]:
 
 
 def check(host: opt.Host, host_file: opt.HostFile = None, settings: opt.Set = None) -> int:
-    """Check that a host keeps what comparisons rest on.
+    """Check that a host keeps the promises that comparisons rely on.
 
-    Short runs on made images, on the CPU: the same seed ends the same, a stopped run goes on exactly, flashback goes
-    back to where the task began, both arms cost the same. Exit code 1 if a promise is broken.
+    Short runs on generated images, on the CPU: the same seed gives the same result, a stopped run resumes exactly,
+    flashback restores the state at the start of the task, both arms cost the same. The exit code is 1 if a promise is
+    broken.
     """
     from flashback.conformance import check_host
     from flashback.reports.words import plural

@@ -42,7 +42,7 @@ def options(
         bool, Option("--version", callback=show_version, is_eager=True, help="Show the version and stop.")
     ] = False,
 ) -> None:
-    """Continual learning, with and without flashbacks."""
+    """Continual learning, with and without flashback."""
     require(
         not ranks.launched() or context.invoked_subcommand in ("run", "resume"),
         "torchrun starts one run on several devices: use it with flashback run or resume",
@@ -56,7 +56,7 @@ def list_names(
     ] = None,
     host_file: opt.HostFile = None,
 ) -> None:
-    """What there is to choose from."""
+    """List hosts, benchmarks, networks, recipes, sweeps or forms."""
     from flashback.cli.listing import LISTS, SHORT_LISTS, show_list
 
     if what is not None and what not in LISTS:
@@ -71,8 +71,8 @@ def list_names(
 def run(
     host: Annotated[str, Argument(help="The method, e.g. icarl, or the config.yaml of an earlier run.")],
     benchmark: opt.Benchmark = None,
-    flashback: Annotated[bool, Option("--flashback", help="Train with flashbacks.")] = False,
-    seed: Annotated[int | None, Option(help="Decides all randomness; default: 0.")] = None,
+    flashback: Annotated[bool, Option("--flashback", help="Train with flashback.")] = False,
+    seed: Annotated[int | None, Option(help="Controls all randomness; default: 0.")] = None,
     out: opt.Out = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
@@ -84,10 +84,10 @@ def run(
     track: opt.Track = None,
     settings: opt.Set = None,
 ) -> int:
-    """Train one host, bare or with flashbacks.
+    """Train one host, with or without flashback.
 
-    It is evaluated after every task, in both settings, and leaves its record in a folder. The same command goes on with
-    an interrupted run and shows a finished one. To turn flashbacks of a config.yaml off, use --set
+    The host is evaluated after every task, in both settings, and its record is written to a folder. The same command
+    continues an interrupted run and shows a finished one. To run a config.yaml without flashback, add --set
     flashback.enabled=false.
     """
     from flashback.hosts.external import find_hosts
@@ -131,7 +131,7 @@ def resume(
     host_file: opt.HostFile = None,
     track: opt.Track = None,
 ) -> int:
-    """Go on with a run, exactly where it stopped."""
+    """Continue an unfinished run exactly where it stopped."""
     from flashback.hosts.external import find_hosts
     from flashback.recipes import config_from_dict
     from flashback.training.running import check_batches
@@ -180,8 +180,8 @@ def reconfigure(path: Path, changes: dict[str, Any], data: Path | None) -> fb.Ru
 def compare(
     host: opt.Host,
     benchmark: opt.Benchmark = None,
-    seeds: Annotated[str | None, Option(metavar="INTEGER", help="How many: 0, 1, 2, ...; default: 3.")] = None,
-    seed_list: Annotated[str | None, Option(help="Or the seeds themselves: 123,246,369.")] = None,
+    seeds: Annotated[str | None, Option(metavar="INTEGER", help="How many seeds, counted from 0; default: 3.")] = None,
+    seed_list: Annotated[str | None, Option(help="The seeds themselves, such as 123,246,369.")] = None,
     out: opt.Out = None,
     jobs: opt.Jobs = None,
     on: opt.On = "local",
@@ -197,10 +197,10 @@ def compare(
     track: opt.Track = None,
     settings: opt.Set = None,
 ) -> int:
-    """Does flashback help this host?
+    """Compare a host with and without flashback.
 
-    Trains both arms with the same settings, seeds and number of steps, and answers with a table and a paired test.
-    Finished runs in the folder are used again.
+    Trains both arms with the same settings, seeds and number of steps, and prints a table and a paired test. Finished
+    runs in the folder are reused.
     """
     from flashback.cli.progress import ProgressView
     from flashback.cli.tables import report_failures, show_comparison
@@ -248,9 +248,9 @@ def report(
         Option("--label", metavar="NAME=FOLDER", help="A name for the runs below a folder; may be repeated."),
     ] = None,
 ) -> None:
-    """Write a page with the answers of all finished runs.
+    """Write a report on all finished runs.
 
-    Every finished run below the folders is read; the page has tables and charts too.
+    Reads every finished run below the folders and writes a page with verdicts, tables and charts.
     """
     from flashback.cli.tables import show_answers
     from flashback.reports import FORMATS, read_report, write_plots, write_report

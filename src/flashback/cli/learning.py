@@ -29,7 +29,7 @@ ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="The folder of the 
 
 
 def learn(
-    model: Annotated[Path, Argument(metavar="MODEL", help="The folder of the model; a new one makes a new model.")],
+    model: Annotated[Path, Argument(metavar="MODEL", help="The folder of the model; the first call creates it.")],
     images: Annotated[
         Path,
         Argument(metavar="IMAGES", help="A folder with one folder per class, an .npz, or a .csv of paths and labels."),
@@ -44,7 +44,7 @@ def learn(
     host: Annotated[str | None, Option(help="New model: the method that learns; default: replay.")] = None,
     net: Annotated[str | None, Option(help="New model: the network; default: a small one on a CPU.")] = None,
     memory: Annotated[int | None, Option(metavar="IMAGES", help="New model: how many images it may keep.")] = None,
-    flashback: Annotated[bool, Option("--flashback", help="New model: learn with flashbacks.")] = False,
+    flashback: Annotated[bool, Option("--flashback", help="New model: learn with flashback.")] = False,
     image_size: Annotated[int | None, Option(metavar="PIXELS", help="New model: the side of its images.")] = None,
     seed: Annotated[int | None, Option(help="New model: decides all randomness; default: 0.")] = None,
     holdout: Annotated[
@@ -56,8 +56,9 @@ def learn(
 ) -> int:
     """Learn images of new and known classes.
 
-    The first call makes the model; later ones need nothing but the images. An interrupted update goes on with the same
-    command. Every update is judged on held-out images and kept as a version. The exit code is 3 if a limit refused it.
+    The first call creates the model; later calls need only the images. To continue an interrupted update, repeat the
+    command. Every update is evaluated on held-out images and kept as a version. The exit code is 3 if a limit refused
+    it.
     """
     from flashback.cli.progress import ProgressView
     from flashback.hosts.external import find_hosts
@@ -112,7 +113,7 @@ def history(
 ) -> None:
     """Show the versions of a model.
 
-    What each learned, how it was judged, and which one is in use.
+    Shows what each version learned, its accuracy on held-out images, and which one is in use.
     """
     from flashback.models import Learner
 
@@ -134,9 +135,9 @@ def rollback(
         int | None, Argument(help="The number of a version; default: the one before the version in use.")
     ] = None,
 ) -> None:
-    """Go back to an earlier version of a model.
+    """Return to an earlier version of a model.
 
-    The next update continues it.
+    The next update continues from it.
     """
     from flashback.models import Learner
 

@@ -69,7 +69,7 @@ def evaluate(
     device: opt.Device = "auto",
     host_file: opt.HostFile = None,
 ) -> None:
-    """Measure how often a model is right, by class.
+    """Measure the accuracy of a model on labelled images, by class.
 
     Images may have any size. Those that cannot be read, and those of classes that the model has not learned, are named
     and left out.

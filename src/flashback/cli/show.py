@@ -22,16 +22,16 @@ NET, AUTOMATIC = "host.net", "automatic"
 def show(
     host: Annotated[str, Argument(help="The method, e.g. icarl, or the folder of a run.")],
     benchmark: opt.Benchmark = None,
-    flashback: Annotated[bool, Option("--flashback", help="The settings of the arm with flashbacks.")] = False,
+    flashback: Annotated[bool, Option("--flashback", help="Show the settings of the arm with flashback.")] = False,
     recipe: opt.Recipe = None,
     data: opt.Data = None,
     host_file: opt.HostFile = None,
     settings: opt.Set = None,
 ) -> None:
-    """What a run would do, or did.
+    """Show what a run would do, or what it did.
 
-    For a method, every setting with its source and what both arms would cost; for a folder, the settings of the run in
-    it and, once it is finished, its results. Nothing is trained. What `run` would refuse is refused here too.
+    For a host: every setting with its source, and what both arms would cost. For the folder of a run: its settings and,
+    once it is finished, its results. Nothing is trained. What `run` would refuse is refused here too.
     """
     from flashback.benchmarks.load import missing_data
     from flashback.hosts.external import find_hosts

@@ -44,14 +44,16 @@ def sweep(
     device: opt.Device = "auto",
     host_file: opt.HostFile = None,
     track: opt.Track = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the planned runs and their cost, and train none.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show the planned runs and their cost without training.")
+    ] = False,
     watch: Annotated[
         Path | None, Option(metavar="DIR", help="Show the runs of a folder that another process is training.")
     ] = None,
 ) -> int:
-    """Make many runs from one file, those that are missing.
+    """Train the runs that a file describes.
 
-    What is finished in the folder, from whatever machine, counts as done.
+    Runs that are finished in the folder, on whatever machine, are not repeated.
     """
     from flashback.cli.progress import ProgressView
     from flashback.cli.tables import report_failures, show_answers
@@ -223,9 +225,9 @@ def tune(
         float | None, Option(help="With --forms: what all runs may cost, in full runs; default: 20.")
     ] = None,
     trials: Annotated[int | None, Option(help="How many choices to try, finished ones included; default: 8.")] = None,
-    seed: Annotated[int, Option(help="Decides all randomness.")] = 0,
+    seed: Annotated[int, Option(help="Controls all randomness.")] = 0,
     recipe: opt.Recipe = None,
-    jobs: Annotated[int | None, Option(help="How many runs train at a time; default: 1, elsewhere 8.")] = None,
+    jobs: Annotated[int | None, Option(help="How many runs train at a time; default: 1; on Ray or Slurm 8.")] = None,
     on: opt.On = "local",
     per_run: opt.PerRun = None,
     slurm: opt.Slurm = None,
@@ -249,8 +251,8 @@ def tune(
 ) -> int:
     """Choose settings on a validation split.
 
-    alpha_p and E1, or any others: those of flashback for the host with flashback, all others for the host alone. With
-    --forms: which form of flashback with which weight, or none.
+    Tunes alpha_p and E1, or the settings given with --over: those of flashback for the host with flashback, all others
+    for the host alone. With --forms, chooses a form of flashback and its weight, or none.
     """
     from flashback.cli.progress import ProgressView
     from flashback.results.naming import value_in_words
@@ -296,19 +298,19 @@ def parse_values(assignment: str) -> tuple[str, Any]:
 
 def cka(
     host: Annotated[Path, Argument(help="The folder of a finished run of the host.")],
-    flashback: Annotated[Path, Argument(help="That of the same host with flashback.")],
-    reference: Annotated[Path, Argument(help="That of a run on all tasks at once (joint).")],
+    flashback: Annotated[Path, Argument(help="The folder of a finished run of the same host with flashback.")],
+    reference: Annotated[Path, Argument(help="The folder of a finished run on all tasks at once (joint).")],
     out: Annotated[Path | None, Option(help="A folder for cka.json, which a report shows.")] = None,
     data: opt.Data = None,
     device: opt.Device = "auto",
     host_file: opt.HostFile = None,
     after_tasks: Annotated[
-        int | None, Option(help="Both arms as they were after so many tasks; needs checkpoint.tasks=true.")
+        int | None, Option(help="Compare both arms as they were after so many tasks; needs checkpoint.tasks=true.")
     ] = None,
 ) -> None:
-    """How near do both arms stay to joint training?
+    """Compare representations with those of joint training.
 
-    Compares representations with CKA, layer by layer, on old and new classes.
+    Compares both arms with the reference by CKA, layer by layer, on old and new classes.
     """
     from flashback.studies.similarity import compare_representations
 
