@@ -29,7 +29,7 @@ class VisionFolder(Dataset[Any]):
     """As torchvision.datasets.ImageFolder: items (image, number), `classes`, `targets` and `samples`."""
 
     def __init__(self, images: Sequence[Any], targets: Sequence[int], classes: Sequence[str] = ("cup", "fork")) -> None:
-        self.images, self.targets, self.classes = images, list(targets), list(classes)
+        self.images, self.targets, self.labels, self.classes = images, list(targets), list(targets), list(classes)
         self.samples = [(f"photos/{row}.png", target) for row, target in enumerate(targets)]
         self.read: list[int] = []
 
@@ -40,7 +40,7 @@ class VisionFolder(Dataset[Any]):
         self.read.append(row)
         if self.images[row] is None:
             raise OSError("cannot identify image file")
-        return self.images[row], self.targets[row]
+        return self.images[row], self.labels[row]
 
 
 class Image:
@@ -91,8 +91,13 @@ def test_labels_are_read_without_the_images_where_a_data_set_has_them() -> None:
     dataset = VisionFolder(pictures(4), [0, 1, 0, 1])
     assert [image.label for image in list_source(dataset, labelled=True)] == ["cup", "fork", "cup", "fork"]
     assert dataset.read == []
-    subset = Subset(dataset, [1, 3])  # has no targets, and the classes are those of the whole
-    assert [image.label for image in list_source(subset, labelled=True)] == ["fork", "fork"]
+    subset = list_source(Subset(dataset, [1, 3]), labelled=True)
+    assert [(image.name, image.label) for image in subset] == [("photos/1.png", "fork"), ("photos/3.png", "fork")]
+    assert dataset.read == []
+    subset[1].read(None)
+    assert dataset.read == [3]
+    del dataset.targets  # the classes are still those of the whole
+    assert [image.label for image in list_source(Subset(dataset, [1, 2]), labelled=True)] == ["fork", "cup"]
 
 
 def test_classes_without_names_are_numbers_and_synonyms_give_the_first_name() -> None:
@@ -159,6 +164,7 @@ def no_length() -> Any:
     ("source", "sentence"),
     [
         (no_length, "a mapping of class names to arrays, or a data set, not Stream"),
+        (lambda: np.zeros((2, 8, 8), np.uint8), "a mapping of class names to arrays, or a data set, not ndarray"),
         (lambda: VisionFolder([], []), "this data set has no images"),
         (lambda: hugging_face([0, -1]), "image 1 of this data set has no class, but the label -1"),
         (

@@ -162,11 +162,15 @@ def _is_dataset(value: Any) -> bool:
 
 def _list_dataset(dataset: Any, labelled: bool) -> list[ListedImage]:
     """List a data set of torchvision, with items (image, label), or of Hugging Face, with columns."""
+    is_array = isinstance(dataset, np.ndarray | Tensor)
     require(
-        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"),
+        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not is_array,
         f"images are a path, a mapping of class names to arrays, or a data set, not {type(dataset).__name__}",
     )
     require(len(dataset) > 0, "this data set has no images")
+    if isinstance(dataset, torch.utils.data.Subset) and hasattr(dataset.dataset, "targets"):
+        whole = _list_dataset(dataset.dataset, labelled)
+        return [whole[row] for row in dataset.indices]
     features = getattr(dataset, "features", None)
     image = _column(features, "Image", "image") if features else 0
     labels = _labels(dataset, features) if labelled else [(None, 0)] * len(dataset)
