@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashback.errors import printable
+from flashback.errors import printable, unknown
 
 
 @pytest.mark.parametrize("text", ["iCaRL, α = 0.1", "Müller 猫 👩‍🔬", "naïve\u00a0−5", "a\\x1b", ""])
@@ -28,3 +28,9 @@ def test_control_characters_are_printed_as_escapes(text, escaped):
 
 def test_control_characters_may_be_kept():
     assert printable("one\ntwo\x1b", keep="\n") == "one\ntwo\\x1b"
+
+
+def test_a_message_names_at_most_a_hundred_known_names():
+    names = [f"net{number:03}" for number in range(103)]
+    assert str(unknown("model", "other", names)).endswith("net098, net099 and 3 more")
+    assert str(unknown("model", "other", names[:100])).endswith("net098, net099")

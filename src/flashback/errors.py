@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 LONGEST_VALUE = 100  # characters of a value in a message
+MOST_NAMES = 100  # known names in a message
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 NEAR = 0.7  # similarity from which a name is suggested
 ELSEWHERE = {  # how to add names of a kind
@@ -53,7 +54,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FlashbackError:
     lowered = {option[shared:].lower(): option for option in options}
     near = difflib.get_close_matches(name[shared:].lower(), lowered, n=1, cutoff=NEAR)
     suggestion = OTHER_NAMES.get(kind, {}).get(name.lower()) or (lowered[near[0]] if near else None)
-    hint = f"did you mean '{suggestion}'?" if suggestion else f"known: {', '.join(options) or 'none'}"
+    more = f" and {len(options) - MOST_NAMES} more" if len(options) > MOST_NAMES else ""
+    names = (", ".join(options[:MOST_NAMES]) or "none") + more
+    hint = f"did you mean '{suggestion}'?" if suggestion else f"known: {names}"
     elsewhere = f" ({ELSEWHERE[kind].format(name=name)})" if kind in ELSEWHERE else ""
     return FlashbackError(f"unknown {kind} '{name}'; {hint}{elsewhere}")
 
