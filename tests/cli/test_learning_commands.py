@@ -55,6 +55,11 @@ def test_the_first_call_says_what_it_chose_and_later_ones_need_only_images(flash
     assert (code, out) == (0, "These images are learned already, in version 2, which is in use.\n")
 
 
+def test_a_method_without_training_has_no_epochs(flashback: Command) -> None:
+    error = flashback("learn", "model", write_photos("first", 0, 1), "--host", "simplecil")[2]
+    assert error.startswith("new model: method simplecil, network smallcnn, 10 % of the images held out; ")
+
+
 def test_of_many_classes_the_worst_are_shown(flashback: Command) -> None:
     x, y = np.random.default_rng(0).integers(0, 256, (93, 8, 8), dtype=np.uint8), np.arange(93) % 31
     np.savez("many.npz", x=x, y=y)
@@ -66,6 +71,8 @@ def test_of_many_classes_the_worst_are_shown(flashback: Command) -> None:
     _, out, _ = flashback("learn", "model", "one.npz")
     assert out.startswith("Of 32 classes, those 30 that lost most:\n")
     assert "learned 2 images of 1 class in" in out
+    np.savez("single.npz", x=x[:1], y=np.zeros(1, np.int64), class_names=["another one"])
+    assert "learned 1 image of 1 class in" in flashback("learn", "model", "single.npz")[1]
     _, out, _ = flashback("learn", "unjudged", "many.npz", "--holdout", 0, *options[2:])
     assert out.startswith("No class is judged.\n")
 

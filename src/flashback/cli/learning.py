@@ -187,14 +187,17 @@ def refuse_changes(learner: Learner, arguments: Mapping[str, Any]) -> None:
 
 def describe(learner: Learner) -> None:
     """Say what the defaults chose, since they stay."""
+    from flashback.hosts import HOSTS
+    from flashback.reports.words import plural
+
     config = learner.config
-    memory = getattr(config.host, "memory_size", None)
+    memory, trains = getattr(config.host, "memory_size", None), HOSTS[config.host.name].family != "frozen"
     parts = [
         f"method {config.host.name}{' with flashback' if config.flashback.enabled else ''}",
         f"network {config.host.net or 'chosen by the size of the images'}",
         *([f"a memory of {memory} images"] if memory else []),
         *([f"images of {side}x{side}"] if (side := learner.settings.image_size) else []),
-        f"{config.training.epochs} epochs per update",
+        *([f"{plural(config.training.epochs, 'epoch')} per update"] if trains else []),
         f"{100 * learner.settings.holdout:g} % of the images held out",
     ]
     say(f"new model: {', '.join(parts)}; --host, --net, --memory, --set training.epochs and --holdout change it")
@@ -207,6 +210,8 @@ def as_one_task(observer: Observer) -> Observer:
 
 def show_update(version: Version) -> None:
     """Show how every class was judged; of many classes only those that lost most, or if all are new, the worst."""
+    from flashback.reports.words import plural
+
     columns: tuple[str, ...] = ("class", "", "images", "before, %", "after, %")
     names, title = version.classes, f"version {version.number}, on held-out images"
     if len(names) > MOST_CLASSES:
@@ -223,8 +228,8 @@ def show_update(version: Version) -> None:
     if rows:
         show_table(title, columns, rows, texts=2)
     known, new = version.accuracy(version.known), version.accuracy(version.new)
-    parts = [f"learned {version.images} images of {count_classes(len(version.new) + len(version.revisited))}"]
-    parts[0] += f" in {version.seconds:.0f} s"
+    classes = plural(len(version.new) + len(version.revisited), "class")
+    parts = [f"learned {plural(version.images, 'image')} of {classes} in {version.seconds:.0f} s"]
     if version.parent is None:
         parts.append(f"all images are resized to {version.image_shape[2]}x{version.image_shape[1]}")
     if known is not None:
@@ -232,14 +237,11 @@ def show_update(version: Version) -> None:
     if new is not None:
         parts.append(f"new classes {new:.1f} %")
     if count_without_images := sum(name not in version.after for name in version.classes):
-        parts.append(f"not judged, as no images are held out: {count_classes(count_without_images)}")
+        parts.append(f"not judged, as no images are held out: {plural(count_without_images, 'class')}")
     show_line(f"Version {version.number}: {'; '.join(parts)}.")
     if version.copies:
-        say(f"{version.copies} training images are equal to held-out ones, so these accuracies are too high")
-
-
-def count_classes(count: int) -> str:
-    return f"{count} class{'' if count == 1 else 'es'}"
+        which = "image is equal to a held-out one" if version.copies == 1 else "images are equal to held-out ones"
+        say(f"{version.copies} training {which}, so these accuracies are too high")
 
 
 def history_row(version: Version, learner: Learner) -> tuple[str, ...]:
