@@ -44,7 +44,7 @@ def frontier(
     track: opt.Track = None,
     settings: opt.Set = None,
 ) -> int:
-    """Does flashback reach more than the host's own trade-off?
+    """Test whether flashback beats the host's own trade-off.
 
     Traces accuracy on old tasks against accuracy on new ones by the weight of the stability loss, for the host alone
     and for other forms, and tests by seed how far each form lies above the host's own curve.
@@ -60,28 +60,28 @@ def frontier(
     benchmark, recipe = benchmark or opt.DEFAULT_BENCHMARK, recipe or opt.DEFAULT_RECIPE
     folder = out or Path("runs") / f"frontier-{host}-{Path(benchmark).stem}"
     opt.note_missing_recipe(host, benchmark, recipe, host_file)
-    chosen: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         "forms": forms or ["printed"],
         "seeds": opt.choose_seeds(seeds, seed_list),
         "recipe": recipe,
     }
-    chosen["weights"] = parse_weights(weights) if weights is not None else WEIGHTS
-    chosen["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
+    keywords["weights"] = parse_weights(weights) if weights is not None else WEIGHTS
+    keywords["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
     place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file}
     place["on"] = opt.choose_executor(on, jobs, per_run, slurm)
     with ProgressView(several=True) as view:
-        traced = trace_frontier(host, benchmark, out=folder, track=track or [], watch=view.watch, **chosen, **place)
-    table = frontier_table(traced)
+        result = trace_frontier(host, benchmark, out=folder, track=track or [], watch=view.watch, **keywords, **place)
+    table = frontier_table(result)
     rows = [row for setting in SETTINGS for row in ([SETTING_TITLES[setting]], *table.rows[setting])]
     caption = "mean ± deviation over seeds; weight: of the stability loss\ndominated: another point is better"
     show_table(table.title, table.columns, rows, table.texts, caption=caption)
     for setting in SETTINGS:
-        for one in traced.advantages(setting):
+        for one in result.advantages(setting):
             show_line(f"{SETTING_TITLES[setting]}: {one.sentence}")
-    picture, *_ = write_figure(plot_frontier(traced), folder / "frontier")
+    picture, *_ = write_figure(plot_frontier(result), folder / "frontier")
     show_line(f"Picture: {picture}")
     show_line(f"Records: {folder}; see them with: flashback report {folder}")
-    return report_failures(traced.failures)
+    return report_failures(result.failures)
 
 
 def parse_weights(text: str) -> list[float]:
@@ -91,7 +91,9 @@ def parse_weights(text: str) -> list[float]:
         raise FlashbackError(f"--weights takes numbers such as 0.3,1,3, not {abbreviate(text)}") from None
 
 
-def choose(host: str, benchmark: str, out: Path, device: str, data: Path | None, host_file: Any, **chosen: Any) -> int:
+def choose(
+    host: str, benchmark: str, out: Path, device: str, data: Path | None, host_file: Any, **keywords: Any
+) -> int:
     """Choose a form for `flashback tune --forms`, show all trials and the answer."""
     from flashback.cli.progress import ProgressView
     from flashback.cli.tables import report_failures
@@ -100,7 +102,7 @@ def choose(host: str, benchmark: str, out: Path, device: str, data: Path | None,
 
     place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file}
     with ProgressView(several=True) as view:
-        best = choose_form(host, benchmark, out=out, watch=view.watch, **chosen, **place)
+        best = choose_form(host, benchmark, out=out, watch=view.watch, **keywords, **place)
     for name, reason in best.left_out.items():
         say(f"left out: {name}: {reason}")
     longest_first = sorted(best.trials, key=lambda trial: (-trial.epochs, -(trial.mean or 0)))
@@ -109,7 +111,7 @@ def choose(host: str, benchmark: str, out: Path, device: str, data: Path | None,
     show_line(best.answer)
     show_line(f"All runs cost as much as {best.spent:.1f} of full length.")
     options = [("--data", data), *(("--host-file", file) for file in host_file or [])]
-    given = [str(word) for option in options if option[1] is not None for word in option]
+    flags = [str(word) for option in options if option[1] is not None for word in option]
     command = [
         "flashback",
         "compare",
@@ -120,7 +122,7 @@ def choose(host: str, benchmark: str, out: Path, device: str, data: Path | None,
         str(best.recipe),
         "--seeds",
         "5",
-        *given,
+        *flags,
     ]
     show_line(f"To see the tuned host and the best form on test images: {shlex.join(command)}")
     return report_failures(best.failures)

@@ -75,11 +75,11 @@ def parse_form(text: str, base: RunConfig) -> Form:
     """
     first, *others = OUTSIDE_BRACKETS.split(text)
     known = next(variants(first.strip(), base)) if "=" not in first else Form("", {}, False)
-    given = dict(map(parse_assignment, others if known.name else [first, *others]))
-    check_free(given, "a form")
-    settings = {**known.settings, **given}
+    overrides = dict(map(parse_assignment, others if known.name else [first, *others]))
+    check_free(overrides, "a form")
+    settings = {**known.settings, **overrides}
     flashback = known.flashback or any(key.startswith(FLASHBACK_KEYS) for key in settings)
-    words = ", ".join(setting_in_words(key, value) for key, value in given.items())
-    name = f"{known.name} ({words})" if known.name and given else known.name or words
+    words = ", ".join(setting_in_words(key, value) for key, value in overrides.items())
+    name = f"{known.name} ({words})" if known.name and overrides else known.name or words
     require(bool(name), "a form (--form) is empty; give a name or settings such as flashback.alpha=0.1")
     return Form(name, settings, flashback, known.phase1)
