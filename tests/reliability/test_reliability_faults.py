@@ -24,7 +24,7 @@ import flashback
 from flashback import FlashbackError, files
 from flashback.config import CheckpointConfig, to_dict
 from flashback.plugin import Flashback
-from flashback.records import RunFolder
+from flashback.records import RunFolder, is_held
 from flashback.training import Checkpoints
 from flashback.training.building import is_lack_of_memory
 from flashback.training.step import TrainingStep
@@ -288,6 +288,16 @@ def test_a_folder_without_locks_is_named(dataset: Path, tmp_path: Path, monkeypa
     path = tmp_path / "run" / ".lock"
     remedy = "use a folder on a file system with locks, then repeat the command"
     assert str(caught.value) == f"{path} cannot be written (No locks available); {remedy}"
+
+
+def test_a_lock_without_room_for_the_name_of_the_machine_is_a_lock(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with RunFolder(tmp_path).lock():
+            assert is_held(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.filterwarnings("always")

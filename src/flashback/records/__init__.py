@@ -74,10 +74,9 @@ class RunFolder:
     def name_holder(self, machine: str) -> None:
         """Note which machine trains the run, for those who watch; the run does without it."""
         if self._lock is not None:
-            with suppress(OSError):
-                self._lock.truncate(0)
-                self._lock.write(machine.encode())
-                self._lock.flush()
+            with suppress(OSError):  # without a buffer, whose rest would be written when the file is closed
+                os.ftruncate(self._lock.fileno(), 0)
+                os.write(self._lock.fileno(), machine.encode())
 
     def check_lock(self) -> None:
         """Stop if the lock file was removed or replaced, since another process may have taken the folder."""
