@@ -147,7 +147,7 @@ def test_a_finished_run_is_shown_again(flashback: Command, bare: list[str], monk
     Path("runs/finetune-tiny-host-seed0/results.json").write_text("{}")
     code, out, err = flashback("run", "finetune", *bare)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "the record in runs/finetune-tiny-host-seed0 cannot be shown: results.json has no" in err
+    assert "runs/finetune-tiny-host-seed0 is not a run record: results.json was changed, or belongs to another" in err
 
 
 OWN = """

@@ -58,8 +58,7 @@ def test_what_cannot_be_written_leaves_the_old_file_and_no_rest(
 
 def finished(path: Path) -> RunFolder:
     folder = RunFolder.open(path, CONFIG)
-    folder.write_run({"steps": 3})
-    folder.write_results({"class_incremental": {"matrix": [[50.0]]}})
+    folder.finish({"steps": 3}, {"class_incremental": {"matrix": [[50.0]]}})
     return folder
 
 
@@ -67,8 +66,16 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     finished(tmp_path / "some" / "run")
     record = read_record(tmp_path / "some" / "run")
     assert record.config == CONFIG
-    assert record.run == {"steps": 3}
+    assert record.run["steps"] == 3
     assert record.results == {"class_incremental": {"matrix": [[50.0]]}}
+
+
+def test_results_of_another_run_are_refused(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    other = (folder.path / "results.json").read_text().replace("50.0", "60.0")
+    (folder.path / "results.json").write_text(other)
+    with pytest.raises(FlashbackError, match=r"results\.json was changed, or belongs to another run$"):
+        read_record(tmp_path)
 
 
 def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 def test_paths_may_be_strings(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     RunFolder.open(Path(folder), {"host": {"name": "finetune"}}).write_run({"steps": 1})
-    RunFolder(Path(folder)).write_results({"matrix": []})
+    RunFolder(Path(folder)).finish({}, {"matrix": []})
     assert read_record(folder) == read_record(Path(folder))
     assert read_report(folder).skipped == read_report([folder]).skipped == read_report([Path(folder)]).skipped
 

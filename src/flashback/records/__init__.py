@@ -1,6 +1,7 @@
 """A run folder: config.yaml, run.json, log.jsonl and results.json, plain text that is written atomically."""
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from flashback.plain_yaml import read_yaml
 CONFIG, RUN, LOG, RESULTS = "config.yaml", "run.json", "log.jsonl", "results.json"
 TRACKERS = "trackers.json"  # the ids by which trackers know the run
 PLAN = "sweep.json"  # beside the runs of a sweep: what they are
+CHECKSUM = "results_checksum"  # in run.json
 COMPARISON = "comparison.json"  # beside the runs of both arms
 
 Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -113,8 +115,11 @@ class RunFolder:
                 warnings.warn(f"{self.path / LOG} has lost lines since the checkpoint was written", stacklevel=2)
             file.truncate(min(size, file.tell()))
 
-    def write_results(self, results: Mapping[str, Any]) -> None:
-        self.write(RESULTS, json.dumps(dict(results), indent=1) + "\n")
+    def finish(self, run: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+        """Write the results, which make it a finished run, and before that their checksum beside what else is known."""
+        content = json.dumps(dict(results), indent=1) + "\n"
+        self.write_run({**run, CHECKSUM: checksum_of(content)})
+        self.write(RESULTS, content)
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         self.write(RUN, json.dumps(dict(run), indent=1) + "\n")
@@ -199,7 +204,16 @@ def read_record(path: str | Path) -> RunRecord:
         FlashbackError: If a file is missing or damaged; the message names it.
     """
     path = Path(path)
-    return RunRecord(path, read_config(path), _read_json(path / RUN), _read_json(path / RESULTS))
+    record = RunRecord(path, read_config(path), _read_json(path / RUN), _read_json(path / RESULTS))
+    require(
+        record.run.get(CHECKSUM) in (None, checksum_of(_text(path / RESULTS, files.LARGEST_RECORD))),
+        f"{path} is not a run record: {RESULTS} was changed, or belongs to another run",
+    )
+    return record
+
+
+def checksum_of(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -234,8 +234,7 @@ def _run_in_folder(
             trainer.resume(state)
         with checkpoints.stop_on_signals():
             result = trainer.run()
-        folder.write_run({**facts, **trainer.history.cost()})
-        folder.write_results(result.as_dict())
+        folder.finish({**facts, **trainer.history.cost()}, result.as_dict())
         with suppress(OSError):  # the run is finished all the same
             checkpoints.tidy(count=1)  # the last one holds the trained model
     return result
