@@ -60,6 +60,11 @@ def test_a_method_without_training_has_no_epochs(flashback: Command) -> None:
     assert error.startswith("new model: method simplecil, network smallcnn, 10 % of the images held out; ")
 
 
+def test_a_model_that_has_learned_nothing_has_no_table(flashback: Command) -> None:
+    Learner.create("model")
+    assert flashback("history", "model")[:2] == (0, "The model has learned nothing yet.\n")
+
+
 def test_of_many_classes_the_worst_are_shown(flashback: Command) -> None:
     x, y = np.random.default_rng(0).integers(0, 256, (93, 8, 8), dtype=np.uint8), np.arange(93) % 31
     np.savez("many.npz", x=x, y=y)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 REFUSED_EXIT = 3  # an update that the gate refused
 MOST_CLASSES = 30  # that are shown after an update
 HISTORY_CAPTION = (
-    "again: known classes with more images; before, after: mean accuracy of known\n"
-    "classes in percent, before and after the update; new: that of its new classes."
+    "again: known classes with more images; before, after: mean accuracy of known classes in percent, before and after "
+    "the update; new: that of its new classes."
 )
 ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="The folder of the model.")]
 
@@ -121,7 +121,8 @@ def history(
     versions = learner.history()
     rows = [history_row(version, learner) for version in versions]
     columns = ("no.", "decision", "date (UTC)", "images", "classes", "again", "before", "after", "new")
-    show_table("versions", columns, rows, texts=2, caption=HISTORY_CAPTION if versions else "")
+    if versions:
+        show_table("versions", columns, rows, texts=2, caption=HISTORY_CAPTION)
     show_line(f"{in_use(learner).capitalize()}." if versions else "The model has learned nothing yet.")
     if plot is not None:
         from flashback.reports.versions import plot_versions
