@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from postgres_server import postgres, reason_not_to_start
 
 from flashback.errors import FlashbackError
+from flashback.studies import shared_study
 from flashback.studies.shared_study import SharedStudy, open_storage
 from flashback.studies.tuning import suggested
 
@@ -124,6 +126,28 @@ def test_a_storage_that_fails_in_the_middle_is_a_sentence(tmp_path: Path) -> Non
     with pytest.raises(FlashbackError, match=r"^the storage journal:.* cannot be used \(JSONDecodeError: "):
         driver.study.search(SPACE, suggested, break_it, 3, 1)
     assert len(driver.tried) == 1
+
+
+def test_drivers_may_make_the_tables_of_a_database_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy.exc import IntegrityError
+
+    monkeypatch.setattr(shared_study, "PAUSES", (0.0, 0.0))
+    opened: list[str] = []
+
+    def fail(times: int) -> Any:
+        def open_database(address: str, **_: Any) -> str:
+            opened.append(address)
+            if len(opened) <= times:
+                raise IntegrityError("CREATE TYPE", None, Exception("it exists"))
+            return "storage"
+
+        return SimpleNamespace(storages=SimpleNamespace(RDBStorage=open_database))
+
+    assert open_storage(fail(2), "postgresql+psycopg://here") == "storage"
+    assert len(opened) == 3
+    opened.clear()
+    with pytest.raises(FlashbackError, match=r"cannot be used .*it exists"):
+        open_storage(fail(3), "postgresql+psycopg://here")
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ from flashback.training.checkpoints import digest_of
 
 JOURNAL = "journal:"
 SETTLE = 10.0  # seconds in which another driver writes all values of a choice it has asked for
+PAUSES = (0.5, 1.0, 2.0)  # seconds before the database is opened again
+MADE_BY_ANOTHER = ("IntegrityError", "ProgrammingError")  # of SQLAlchemy, when another driver makes the same tables
 Choice = Mapping[str, Any]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +45,13 @@ def open_storage(optuna: Any, storage: str) -> Any:
             journal = optuna.storages.journal
             backend = journal.JournalFileBackend(str(path), lock_obj=journal.JournalFileOpenLock(str(path)))
             return optuna.storages.JournalStorage(backend)
+        for pause in PAUSES:
+            try:
+                return optuna.storages.RDBStorage(storage, engine_kwargs={"pool_pre_ping": True})
+            except Exception as problem:
+                if type(problem).__name__ not in MADE_BY_ANOTHER:
+                    raise
+                time.sleep(pause)
         return optuna.storages.RDBStorage(storage, engine_kwargs={"pool_pre_ping": True})
     except ImportError:
         driver = "the Python package of the database; for PostgreSQL: pip install 'psycopg[binary]'"
