@@ -281,7 +281,7 @@ def tune(
     flashback = "flashback may not pay here, or " if best.with_flashback else ""
     advice = "" if is_better else f" No choice is better on these images: {flashback}more epochs and trials are needed."
     show_line(f"The last row is the host alone{as_recipe}.{advice}")
-    if len(best.trials) < trials:
+    if len(best.trials) < trials and storage is None:  # else another driver may still be trying some
         show_line(f"These {len(best.trials)} are all choices there are.")
     options = [("--data", data), *(("--host-file", file) for file in host_file or [])]
     flags = [str(word) for option in options if option[1] is not None for word in option]
