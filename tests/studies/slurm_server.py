@@ -15,13 +15,14 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "runuser")
 KEY = Path("/etc/munge/munge.key")
+# cred_expire is also how long a requeued job waits.
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmdPort={next_port}
 AuthType=auth/munge
-AuthInfo=socket={munge}/socket
+AuthInfo=socket={munge}/socket,cred_expire=10
 SlurmUser=root
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
