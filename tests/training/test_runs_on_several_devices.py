@@ -92,8 +92,10 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     finally:
         started.kill()
     assert started.returncode == 1
-    assert [line for line in errors.splitlines() if line.startswith("error: ")] == [LOST]
-    assert "was ended by SIGKILL" in errors
+    # The launcher may end the other rank before that has said anything.
+    assert [line for line in errors.splitlines() if line.startswith("error: ")] in ([], [LOST])
+    assert "was ended by SIGKILL; the same command goes on from the last checkpoint" in errors
+    assert "Traceback" not in errors
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

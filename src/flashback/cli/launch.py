@@ -43,7 +43,7 @@ def start_ranks(count: int, device: str) -> int:
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         if failure.exitcode < 0:
-            say(f"rank {rank} was ended by {failure.signal_name()}")
+            say(f"rank {rank} was ended by {failure.signal_name()}; the same command goes on from the last checkpoint")
             return FAILED
         return int(failed.failures.get(0, failure).exitcode)
     return 0
