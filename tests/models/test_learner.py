@@ -297,6 +297,18 @@ def test_a_killed_update_goes_on_exactly(moment: str, tmp_path: Path) -> None:
     assert equal(weights(killed), weights(undisturbed))
 
 
+def test_files_do_not_depend_on_the_generator_of_the_process(tmp_path: Path) -> None:
+    files = []
+    for seed in (1, 2):
+        model = learner(tmp_path / str(seed))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model.learn(arrays(0, 1))
+        paths = sorted(model.folder.path.rglob("*.safetensors"))
+        files.append({path.relative_to(model.folder.path): path.read_bytes() for path in paths})
+    assert files[0] == files[1] != {}
+
+
 def test_an_update_killed_before_its_first_checkpoint_does_not_stand_in_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
