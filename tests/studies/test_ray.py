@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -110,15 +111,19 @@ def test_a_lost_node_changes_no_result(cluster: TwoNodes, tmp_path: Path) -> Non
 
     find_hosts(SLOW_HOST)
     sweep = made_sweep(tmp_path, 12)
-    attempts, resumed = Counter[str](), list[str]()
+    attempts, resumed, saved = Counter[str](), list[str](), set[str]()
 
     def watch(outcome: Outcome, name: str) -> Observer:
         def observe(event: Event) -> None:
+            if event["event"] == "epoch":
+                saved.add(name)
+            elif event["event"] == "end":
+                saved.discard(name)
             if event["event"] == "placed":
                 attempts[name] = event["attempt"]
                 config = tmp_path / "ray" / name / "checkpoint"
                 resumed.extend([name] if event["attempt"] > 1 and list(config.glob("*.json")) else [])
-            if event["event"] == "epoch" and event["task"] == 1 and outcome.finished >= 2 and len(cluster.nodes) == 2:
+            if len(saved) > 2 and outcome.finished >= 2 and len(cluster.nodes) == 2:  # each node has two runs at a time
                 cluster.lose_node()
 
         return observe
@@ -230,6 +235,69 @@ def test_a_run_that_is_lost_again_and_again_is_given_up(tmp_path: Path, monkeypa
     assert [start[0] for start in starts[:-1]] == [1, 2, 3, 4]
     assert starts[-1] == LOST
     assert collector.start("another", "node") == STOPPED
+
+
+class LostError(Exception):
+    pass
+
+
+class UnavailableError(LostError):
+    pass
+
+
+@pytest.mark.parametrize(("error", "restarts"), [(UnavailableError, 0), (LostError, 1)])
+def test_runs_are_given_again_to_a_collector_that_was_out_of_reach(
+    error: type[Exception], restarts: int, tmp_path: Path
+) -> None:
+    """An answer may be lost on the way; a collector that is only out of reach for a while counts as no lost node."""
+    received: list[str] = []
+    problems = [error(), error()]
+
+    def get(calls: Any) -> Any:
+        if problems and calls != [None]:
+            raise problems.pop()
+        return {}
+
+    exceptions = SimpleNamespace(RayActorError=LostError, ActorUnavailableError=UnavailableError)
+    ray = SimpleNamespace(get=get, exceptions=exceptions, cloudpickle=SimpleNamespace(dumps=lambda given: b""))
+    submit = SimpleNamespace(remote=lambda name, *given: received.append(name))
+    driver = on_ray.Driver(ray, tmp_path, None, {}, lambda name: lambda event: None)
+    collector = SimpleNamespace(submit=submit, news=SimpleNamespace(remote=lambda names: names))
+    driver.bundle, driver.collector = ("digest", {}), collector
+    driver.find_collector = lambda: collector  # type: ignore[method-assign]
+    job = SimpleNamespace(name="run", config={}, folder=tmp_path / "run", packed=lambda: None)
+    driver.placed["run"] = SimpleNamespace(job=job)  # type: ignore[assignment]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        driver.collect()
+    assert received == ["run"]
+    assert driver.restarts == len(said) == restarts
+    driver.collect()
+    assert driver.restarts == 2 * restarts
+    assert received == ["run", "run"]
+
+
+def test_what_may_not_have_arrived_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = pytest.importorskip("ray").exceptions
+    from flashback.engines import ray_nodes
+
+    monkeypatch.setattr(ray_nodes, "PERIOD", 0.01)
+    folder, arrived = tmp_path / "run", list[list[str]]()
+    folder.mkdir()
+    problems: list[Exception] = [exceptions.ActorUnavailableError("out of reach", None) for _ in range(3)]
+
+    def deliver(files: dict[str, bytes], names: list[str]) -> bool:
+        if files and problems:
+            raise problems.pop()
+        arrived.append(sorted(files))
+        return True
+
+    sender = ray_nodes.Sender(folder, deliver)
+    (folder / "results.json").write_text("{}")
+    (folder / "log.jsonl").write_text("{}")
+    sender.finish()
+    assert problems == []
+    assert [files for files in arrived if files] == [["log.jsonl", "results.json"]]
 
 
 def test_a_node_removes_what_nobody_has_used_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,20 +188,25 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(PERIOD):
-            if not self.send():
+            if self.send() is False:
                 os.kill(os.getpid(), signal.SIGTERM)  # the run saves and ends
                 return
 
-    def send(self) -> bool:
+    def send(self) -> bool | None:
+        """Whether the run shall go on; None if what was sent may not have arrived, and all is to be sent again."""
         try:
             return self.deliver(*self.changes.take())
+        except ray.exceptions.ActorUnavailableError:
+            self.changes = Changes(self.changes.folder)
+            return None
         except ray.exceptions.RayError:  # the collector is gone
             return False
 
     def finish(self) -> None:
         self.over.set()
         self.join()
-        self.send()
+        while self.send() is None:
+            time.sleep(PERIOD)
 
 
 def node_folder() -> Path:

@@ -187,14 +187,14 @@ class Driver:
         return self.problems
 
     def find_collector(self) -> Any:
-        """The actor of an earlier driver of this folder, or a new one; on the node of the driver if it can be."""
+        """The actor of an earlier driver of this folder, or a new one on the node of this driver."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from flashback.engines.ray_nodes import Collector
 
         here = self.ray.get_runtime_context().get_node_id()
         options = {"name": self.name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-        nearby = NodeAffinitySchedulingStrategy(here, soft=True)
+        nearby = NodeAffinitySchedulingStrategy(here, soft=False)  # a soft one is not kept for an actor without CPUs
         digest, files = self.bundle
         while True:
             actor = self.ray.remote(Collector).options(num_cpus=0, scheduling_strategy=nearby, **options).remote()
@@ -202,6 +202,8 @@ class Driver:
                 if not self.ray.get(actor.has_bundle.remote(digest)):
                     self.ray.get(actor.keep_bundle.remote(digest, files))
                 return actor
+            except self.ray.exceptions.ActorUnavailableError:  # until Ray reaches it again, or knows that it is lost
+                time.sleep(LOOK)
             except self.ray.exceptions.RayActorError:  # lost, or ended just now by another driver of this folder
                 self.count_restart()
                 time.sleep(LOOK)
@@ -211,7 +213,7 @@ class Driver:
         require(self.restarts <= RESTARTS, "the Ray cluster loses its nodes again and again; look at its state")
 
     def place(self, jobs: Sequence[Job]) -> None:
-        submitted = []
+        accepted = []
         for job in jobs:
             observer, folder, lock = self.watch(job.name), RunFolder(job.folder), ExitStack()
             try:
@@ -226,23 +228,36 @@ class Driver:
                 continue
             self.placed[job.name] = Placed(job, folder, lock, observer, Follower(job.folder, observer))
             observer({"event": "queued"})
-            submitted.append(self.submit(job))
-        with suppress(self.ray.exceptions.RayActorError):  # `collect` finds the collector lost, and submits them again
-            self.ray.get(submitted)
+            accepted.append(job)
+        self.submit(accepted)
 
-    def submit(self, job: Job) -> Any:
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Give runs to the collector, which leaves alone those that it has."""
+        while True:
+            try:
+                self.ray.get([self.send(job) for job in jobs])
+                return
+            except self.ray.exceptions.RayActorError as error:
+                self.find_collector_again(error)
+                jobs = [placed.job for placed in self.placed.values()]
+
+    def send(self, job: Job) -> Any:
         files, _ = Changes(job.folder).take()
         payload = self.ray.cloudpickle.dumps((self.work, job.packed()))
         return self.collector.submit.remote(job.name, job.config, payload, self.bundle[0], self.options, files)
 
+    def find_collector_again(self, error: Exception) -> None:
+        if not isinstance(error, self.ray.exceptions.ActorUnavailableError):
+            self.count_restart()
+            warnings.warn("the node that collects the runs was lost; they go on elsewhere", stacklevel=2)
+        self.collector = self.find_collector()
+
     def collect(self) -> None:
         try:
             latest = self.ray.get(self.collector.news.remote(list(self.placed)))
-        except self.ray.exceptions.RayActorError:  # its node was lost: runs go on from what has come back
-            self.count_restart()
-            warnings.warn("the node that collects the runs was lost; they go on elsewhere", stacklevel=2)
-            self.collector = self.find_collector()
-            self.ray.get([self.submit(placed.job) for placed in self.placed.values()])
+        except self.ray.exceptions.RayActorError as error:  # runs go on from what has come back; the answer may be lost
+            self.find_collector_again(error)
+            self.submit([placed.job for placed in self.placed.values()])
             return
         for name, news in latest.items():
             placed = self.placed[name]
