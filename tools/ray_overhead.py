@@ -45,8 +45,7 @@ def measure(nodes: int, runs: int, out: Path) -> None:
     head = {"num_cpus": 0, "object_store_memory": MEGABYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(nodes):
-        cluster.add_node(wait=False, num_cpus=1, object_store_memory=MEGABYTES)
-    cluster.wait_for_nodes()
+        cluster.add_node(num_cpus=1, object_store_memory=MEGABYTES)
     ray.init(cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     jobs: Any = [ray_overhead.TrivialJob(f"run-{k}", out / f"run-{k}") for k in range(runs)]
     started = time.monotonic()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -28,7 +27,7 @@ from flashback.engines.folders import Changes, bring
 from flashback.errors import FlashbackError
 from flashback.studies import on_ray
 from flashback.studies.executors import find_executor
-from flashback.studies.on_ray import MARK, Ray, name_on_cluster
+from flashback.studies.on_ray import MARK, NAMESPACE, Ray, name_on_cluster
 from flashback.studies.sweeps import Outcome, Sweep, parse_sweep, run_sweep
 from flashback.training import Interrupted
 from flashback.training.trainer import Event, Observer
@@ -52,7 +51,12 @@ class TwoNodes:
         self.nodes = [self.add_node() for _ in range(2)]
 
     def add_node(self) -> Any:
-        return self.cluster.add_node(num_cpus=2, object_store_memory=MEGABYTES)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SECONDS_PER_STEP", "0.1")  # of the runs on this node
+            return self.cluster.add_node(num_cpus=2, object_store_memory=MEGABYTES)
+
+    def replace_lost_node(self) -> None:
+        self.nodes += [self.add_node() for _ in range(2 - len(self.nodes))]
 
     def lose_node(self) -> None:
         """A node other than the one that the driver is connected to."""
@@ -68,18 +72,28 @@ class TwoNodes:
 def cluster() -> Iterator[TwoNodes]:
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SECONDS_PER_STEP", "0.1")  # of the nodes
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         try:
             two = TwoNodes()
         except Exception as problem:
             pytest.skip(f"Ray does not start here: {problem}")
-        patch.delenv("SECONDS_PER_STEP")
         patch.setenv("RAY_ADDRESS", two.cluster.address)
         yield two
         ray.shutdown()
         two.cluster.shutdown()
+
+
+def start_collector(node_id: str, out: Path) -> None:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from flashback.engines.ray_nodes import Collector
+
+    ray = on_ray.connect(None)
+    options = {"name": f"runs-{name_on_cluster(out / MARK)}", "namespace": NAMESPACE, "lifetime": "detached"}
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    actor = ray.remote(Collector).options(num_cpus=0, scheduling_strategy=there, **options).remote()
+    assert ray.get(actor.has_bundle.remote("none")) is False
 
 
 def made_sweep(folder: Path, seeds: int) -> Sweep:
@@ -106,12 +120,17 @@ def check_equal(one: Path, other: Path, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_node_changes_no_result(cluster: TwoNodes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_collector", [False, True])
+def test_a_lost_node_changes_no_result(with_collector: bool, cluster: TwoNodes, tmp_path: Path) -> None:
+    """Also if the actor that collects runs was on that node, where a driver on it had started it."""
     from flashback.hosts.external import find_hosts
 
     find_hosts(SLOW_HOST)
+    cluster.replace_lost_node()
+    if with_collector:
+        start_collector(cluster.nodes[0].node_id, tmp_path / "ray")
     sweep = made_sweep(tmp_path, 12)
-    attempts, resumed, saved = Counter[str](), list[str](), set[str]()
+    placed, resumed, saved = Counter[str](), list[str](), set[str]()
 
     def watch(outcome: Outcome, name: str) -> Observer:
         def observe(event: Event) -> None:
@@ -119,10 +138,10 @@ def test_a_lost_node_changes_no_result(cluster: TwoNodes, tmp_path: Path) -> Non
                 saved.add(name)
             elif event["event"] == "end":
                 saved.discard(name)
-            if event["event"] == "placed":
-                attempts[name] = event["attempt"]
-                config = tmp_path / "ray" / name / "checkpoint"
-                resumed.extend([name] if event["attempt"] > 1 and list(config.glob("*.json")) else [])
+            elif event["event"] == "placed":
+                placed[name] += 1
+                checkpoints = list((tmp_path / "ray" / name / "checkpoint").glob("*.json"))
+                resumed.extend([name] if placed[name] > 1 and checkpoints else [])
             if len(saved) > 2 and outcome.finished >= 2 and len(cluster.nodes) == 2:  # each node has two runs at a time
                 cluster.lose_node()
 
@@ -131,7 +150,6 @@ def test_a_lost_node_changes_no_result(cluster: TwoNodes, tmp_path: Path) -> Non
     outcome = run_sweep(sweep, tmp_path / "ray", on="ray", device="cpu", host_file=SLOW_HOST, watch=watch)
     assert (outcome.finished, outcome.failures) == (12, {})
     assert len(cluster.nodes) == 1
-    assert max(attempts.values()) > 1  # or nothing ran on the node that was lost
     assert resumed
     run_sweep(sweep, tmp_path / "local", device="cpu", host_file=SLOW_HOST)
     check_equal(tmp_path / "local", tmp_path / "ray", 12)
@@ -246,58 +264,56 @@ class UnavailableError(LostError):
 
 
 @pytest.mark.parametrize(("error", "restarts"), [(UnavailableError, 0), (LostError, 1)])
-def test_runs_are_given_again_to_a_collector_that_was_out_of_reach(
+@pytest.mark.filterwarnings("ignore:the node that collects the runs was lost")
+def test_runs_are_submitted_again_when_the_collector_does_not_answer(
     error: type[Exception], restarts: int, tmp_path: Path
 ) -> None:
-    """An answer may be lost on the way; a collector that is only out of reach for a while counts as no lost node."""
-    received: list[str] = []
-    problems = [error(), error()]
+    """Only a collector that is lost counts as a restart, not one that is out of reach for a moment."""
+    calls: list[str] = []
 
-    def get(calls: Any) -> Any:
-        if problems and calls != [None]:
-            raise problems.pop()
+    def answer(call: str) -> dict[str, Any]:
+        calls.append(call)
+        if len(calls) == 1:
+            raise error
         return {}
 
-    exceptions = SimpleNamespace(RayActorError=LostError, ActorUnavailableError=UnavailableError)
-    ray = SimpleNamespace(get=get, exceptions=exceptions, cloudpickle=SimpleNamespace(dumps=lambda given: b""))
-    submit = SimpleNamespace(remote=lambda name, *given: received.append(name))
+    class Collector:
+        news = SimpleNamespace(remote=lambda names: lambda: answer("news"))
+        submit = SimpleNamespace(remote=lambda name, *given: lambda: answer(f"submit {name}"))
+
+    ray = SimpleNamespace(
+        get=lambda asked: [one() for one in asked] if isinstance(asked, list) else asked(),
+        exceptions=SimpleNamespace(RayActorError=LostError, ActorUnavailableError=UnavailableError),
+        cloudpickle=SimpleNamespace(dumps=lambda given: b""),
+    )
     driver = on_ray.Driver(ray, tmp_path, None, {}, lambda name: lambda event: None)
-    collector = SimpleNamespace(submit=submit, news=SimpleNamespace(remote=lambda names: names))
-    driver.bundle, driver.collector = ("digest", {}), collector
-    driver.find_collector = lambda: collector  # type: ignore[method-assign]
+    driver.bundle, driver.collector = ("digest", {}), Collector
+    driver.find_collector = lambda: Collector  # type: ignore[method-assign]
     job = SimpleNamespace(name="run", config={}, folder=tmp_path / "run", packed=lambda: None)
-    driver.placed["run"] = SimpleNamespace(job=job)  # type: ignore[assignment]
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        driver.collect()
-    assert received == ["run"]
-    assert driver.restarts == len(said) == restarts
+    driver.placed["run"] = SimpleNamespace(job=job, attempt=2)  # type: ignore[assignment]
     driver.collect()
-    assert driver.restarts == 2 * restarts
-    assert received == ["run", "run"]
+    driver.collect()
+    assert calls == ["news", "submit run", "news"]
+    assert driver.restarts == restarts
 
 
-def test_what_may_not_have_arrived_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_asks_again_while_the_collector_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     exceptions = pytest.importorskip("ray").exceptions
     from flashback.engines import ray_nodes
 
-    monkeypatch.setattr(ray_nodes, "PERIOD", 0.01)
-    folder, arrived = tmp_path / "run", list[list[str]]()
-    folder.mkdir()
-    problems: list[Exception] = [exceptions.ActorUnavailableError("out of reach", None) for _ in range(3)]
+    answers = [exceptions.ActorUnavailableError("out of reach", None), exceptions.ActorUnavailableError("", None), True]
 
-    def deliver(files: dict[str, bytes], names: list[str]) -> bool:
-        if files and problems:
-            raise problems.pop()
-        arrived.append(sorted(files))
-        return True
+    def get(call: tuple[str, int]) -> Any:
+        assert call == ("run", 1)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    sender = ray_nodes.Sender(folder, deliver)
-    (folder / "results.json").write_text("{}")
-    (folder / "log.jsonl").write_text("{}")
-    sender.finish()
-    assert problems == []
-    assert [files for files in arrived if files] == [["log.jsonl", "results.json"]]
+    monkeypatch.setattr(ray_nodes, "PERIOD", 0.0)
+    monkeypatch.setattr(ray_nodes.ray, "get", get)
+    assert ray_nodes.ask(SimpleNamespace(remote=lambda *given: given), "run", 1) is True
+    assert answers == []
 
 
 def test_a_node_removes_what_nobody_has_used_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

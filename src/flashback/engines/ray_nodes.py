@@ -158,7 +158,7 @@ def outcome(task: Any) -> str | None:
 
 def train(collector: Any, name: str, payload: bytes, digest: str, bundle: list[Any]) -> str | None:
     """Work on a run on this node, and send its folder to the collector as it is written."""
-    started = ray.get(collector.start.remote(name, platform.node()))
+    started = ask(collector.start, name, platform.node())
     if isinstance(started, str):
         return started
     attempt, files = started
@@ -167,7 +167,7 @@ def train(collector: Any, name: str, payload: bytes, digest: str, bundle: list[A
     with tempfile.TemporaryDirectory(dir=here, prefix="run-") as scratch, in_use(Path(scratch)):
         folder = Path(scratch) / "run"
         bring(folder, files)
-        sender = Sender(folder, lambda *changed: ray.get(collector.receive.remote(name, attempt, *changed)))
+        sender = Sender(folder, lambda *changed: ask(collector.receive, name, attempt, *changed))
         try:
             with in_use(unpack(here / digest, bundle)) as files_here:
                 problem: str | None = work(job.at(folder, files_here, here / FIRST_TASKS), lambda event: None)
@@ -176,6 +176,15 @@ def train(collector: Any, name: str, payload: bytes, digest: str, bundle: list[A
         finally:
             sender.finish()
     return problem and problem.replace(str(folder), str(job.folder))
+
+
+def ask(method: Any, *given: Any) -> Any:
+    """Call a method of the collector, again if it was out of reach; a method that is called twice must do no harm."""
+    while True:
+        try:
+            return ray.get(method.remote(*given))
+        except ray.exceptions.ActorUnavailableError:
+            time.sleep(PERIOD)
 
 
 class Sender(threading.Thread):
@@ -188,25 +197,20 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(PERIOD):
-            if self.send() is False:
+            if not self.send():
                 os.kill(os.getpid(), signal.SIGTERM)  # the run saves and ends
                 return
 
-    def send(self) -> bool | None:
-        """Whether the run shall go on; None if what was sent may not have arrived, and all is to be sent again."""
+    def send(self) -> bool:
         try:
             return self.deliver(*self.changes.take())
-        except ray.exceptions.ActorUnavailableError:
-            self.changes = Changes(self.changes.folder)
-            return None
         except ray.exceptions.RayError:  # the collector is gone
             return False
 
     def finish(self) -> None:
         self.over.set()
         self.join()
-        while self.send() is None:
-            time.sleep(PERIOD)
+        self.send()
 
 
 def node_folder() -> Path:

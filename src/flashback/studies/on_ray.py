@@ -33,6 +33,7 @@ LARGEST = 8 << 30  # bytes of data that travel; more have to be on every node al
 NAMESPACE = "flashback"
 MARK = ".ray"  # in the folder of a study: by which name a driver that is started again finds its runs
 LOOK = 0.2  # seconds between looks at what has come back
+UNREACHABLE = 300.0  # seconds to wait for the actor that collects runs
 RESTARTS = 3  # of the actor that collects runs
 
 
@@ -194,19 +195,34 @@ class Driver:
 
         here = self.ray.get_runtime_context().get_node_id()
         options = {"name": self.name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-        nearby = NodeAffinitySchedulingStrategy(here, soft=False)  # a soft one is not kept for an actor without CPUs
+        nearby = NodeAffinitySchedulingStrategy(here, soft=False)  # Ray ignores a soft one if an actor needs no CPU
         digest, files = self.bundle
+        deadline = time.monotonic() + UNREACHABLE
         while True:
             actor = self.ray.remote(Collector).options(num_cpus=0, scheduling_strategy=nearby, **options).remote()
             try:
                 if not self.ray.get(actor.has_bundle.remote(digest)):
                     self.ray.get(actor.keep_bundle.remote(digest, files))
                 return actor
-            except self.ray.exceptions.ActorUnavailableError:  # until Ray reaches it again, or knows that it is lost
+            except self.ray.exceptions.ActorUnavailableError:  # Ray needs up to a minute to notice that a node is lost
+                require(
+                    time.monotonic() < deadline,
+                    "the Ray actor that collects the runs cannot be reached; look at the state of the cluster",
+                )
                 time.sleep(LOOK)
             except self.ray.exceptions.RayActorError:  # lost, or ended just now by another driver of this folder
                 self.count_restart()
                 time.sleep(LOOK)
+
+    def reconnect(self, error: Exception) -> None:
+        """Find the collector again or start another, and submit all runs; it ignores those it already has."""
+        if not isinstance(error, self.ray.exceptions.ActorUnavailableError):
+            self.count_restart()
+            warnings.warn("the node that collects the runs was lost; they go on elsewhere", stacklevel=2)
+        self.collector = self.find_collector()
+        for placed in self.placed.values():
+            placed.attempt = 0  # it may be on another node
+        self.submit([placed.job for placed in self.placed.values()])
 
     def count_restart(self) -> None:
         self.restarts += 1
@@ -232,32 +248,21 @@ class Driver:
         self.submit(accepted)
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Give runs to the collector, which leaves alone those that it has."""
-        while True:
-            try:
-                self.ray.get([self.send(job) for job in jobs])
-                return
-            except self.ray.exceptions.RayActorError as error:
-                self.find_collector_again(error)
-                jobs = [placed.job for placed in self.placed.values()]
+        try:
+            self.ray.get([self.send(job) for job in jobs])
+        except self.ray.exceptions.RayActorError as error:
+            self.reconnect(error)
 
     def send(self, job: Job) -> Any:
         files, _ = Changes(job.folder).take()
         payload = self.ray.cloudpickle.dumps((self.work, job.packed()))
         return self.collector.submit.remote(job.name, job.config, payload, self.bundle[0], self.options, files)
 
-    def find_collector_again(self, error: Exception) -> None:
-        if not isinstance(error, self.ray.exceptions.ActorUnavailableError):
-            self.count_restart()
-            warnings.warn("the node that collects the runs was lost; they go on elsewhere", stacklevel=2)
-        self.collector = self.find_collector()
-
     def collect(self) -> None:
         try:
             latest = self.ray.get(self.collector.news.remote(list(self.placed)))
-        except self.ray.exceptions.RayActorError as error:  # runs go on from what has come back; the answer may be lost
-            self.find_collector_again(error)
-            self.submit([placed.job for placed in self.placed.values()])
+        except self.ray.exceptions.RayActorError as error:
+            self.reconnect(error)
             return
         for name, news in latest.items():
             placed = self.placed[name]

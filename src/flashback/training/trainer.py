@@ -244,7 +244,7 @@ class Trainer:
             "host": self.host.state_dict(),
             "method": self.method.extra_state(),
             "step": self.step.state() if self.step is not None else {},
-            "random": self.random_state() if self.position.begun else {},  # a stage that begins seeds its generators
+            "random": self.random_state() if self.position.begun else {},  # a new stage seeds its generators
         }
         tensors = {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
         return RunState(tensors, {"position": asdict(self.position), "history": asdict(self.history)})
