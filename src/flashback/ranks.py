@@ -181,6 +181,7 @@ def sharing(backend: str) -> Iterator[None]:
     """Be one of the ranks that the environment describes, inside this context."""
     global _group
     import torch.distributed as dist
+    import torch.distributed.nn  # noqa: F401  imported later, its defaults would keep the group and its threads alive
 
     dist.init_process_group(backend, timeout=LONGEST_SILENCE)
     _group = Group(dist.get_rank(), dist.get_world_size(), captures=backend != "gloo")

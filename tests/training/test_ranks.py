@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from rank_runs import EXPERIMENTS, Run, together
+from rank_runs import EXPERIMENTS, Run, as_rank, free_port, together
 
 UNITS = ("parts_of_a_batch", "gradient_of_images", "dropout", "fewer_images_than_ranks", "fisher")
 FAST_RUNS = ("icarl, with flashback", "agem, alone")
@@ -57,3 +59,20 @@ def test_a_state_that_depends_on_the_rank_is_refused() -> None:
 
 def test_a_net_that_draws_for_itself_is_refused() -> None:
     assert "draws random numbers by rand_like" in few()["random_layer"]["message"]
+
+
+GROUP_THAT_ENDS = """
+import sys, weakref
+import torch.distributed
+from flashback import ranks
+with ranks.sharing("gloo"):
+    import torch.distributed.nn  # as torch.compile and functorch do
+    group = weakref.ref(torch.distributed.group.WORLD)
+sys.exit(group() is not None)
+"""
+
+
+def test_the_group_ends_with_the_run() -> None:
+    """Its threads must not end with the interpreter: one that takes its lock then aborts the process."""
+    with as_rank(0, 1, MASTER_PORT=free_port()):
+        subprocess.run([sys.executable, "-c", GROUP_THAT_ENDS], check=True, timeout=120)
