@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import flashback as fb
 from flashback.errors import FlashbackError
 from flashback.training import Checkpoints, Trainer, build_method
 from flashback.training.first_task_cache import replay_log
-from flashback.training.trackers import tracking
+from flashback.training.trackers import OPENERS, tracking
 from helpers import quick_config, tiny_benchmark
 
 SETTINGS = {"training.epochs": 3, "training.batch_size": 500, "benchmark.tasks": 2}
@@ -251,6 +252,17 @@ def test_a_run_that_begins_anew_is_a_new_one(tmp_path: Path, shown: tuple[str, A
     assert read(tmp_path / "cut") == whole
     if tracker != "tensorboard":
         assert len(told_runs(tracker, tmp_path / "cut")) == 3
+
+
+def test_event_files_of_one_second_are_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(names, "_global_uid", names.AtomicCounter(9))  # "10" sorts before "9"
+    time.sleep(1 - time.time() % 1)
+    for value in (1.0, 2.0):
+        tracker = OPENERS["tensorboard"](fb.configure("finetune"), tmp_path, None)
+        tracker.report({"rate": value}, 1, time.time())
+        tracker.close()
+    assert shown_by_tensorboard(tmp_path) == {"rate": [(1, 2.0)]}
 
 
 def test_a_tracker_that_comes_late_is_told_what_happened(tmp_path: Path, shown: tuple[str, Any]) -> None:

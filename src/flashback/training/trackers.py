@@ -120,8 +120,15 @@ def import_tracker(name: str) -> Any:
 
 
 def tensorboard(config: RunConfig, folder: Path, known: str | None) -> Tracker:
-    """Earlier events are purged and reported again."""
-    writer = import_tracker("tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=0)
+    """Earlier events are purged and reported again.
+
+    TensorBoard reads files in the order of their names. A name begins with the second at which its file was made, and
+    the rest of the names of one second has no useful order.
+    """
+    package, store = import_tracker("tensorboard"), folder / "tensorboard"
+    while any(store.glob(f"events.out.tfevents.{int(time.time())}.*")):
+        time.sleep(0.05)
+    writer = package.SummaryWriter(str(store), purge_step=0)
 
     def report(values: dict[str, float], step: int, when: float) -> None:
         for name, value in values.items():
