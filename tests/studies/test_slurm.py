@@ -138,7 +138,6 @@ def test_a_driver_that_is_started_again_finds_its_jobs(
     assert (outcome.finished, sorted(seen)) == (2, sorted(first.values()))
 
 
-@pytest.mark.slow
 def test_a_run_is_saved_and_requeued_on_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As before the time limit of a job, with submitit's local jobs."""
     pytest.importorskip("submitit")
