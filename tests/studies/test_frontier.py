@@ -15,7 +15,7 @@ from flashback.reports import read_report
 from flashback.results import Frontier, read_run
 from flashback.results.frontier import read_frontier
 from flashback.studies import trace_frontier
-from flashback.studies.forms import catalogue, of_recipe, parse_form, variants
+from flashback.studies.variants import catalogue, of_recipe, parse_form, variants_of
 from flashback.training import Interrupted
 from helpers import write_tiny
 
@@ -107,7 +107,7 @@ def test_forms_are_names_settings_or_both() -> None:
 @pytest.mark.parametrize("name", catalogue())
 def test_every_form_of_the_catalogue_is_valid(name: str) -> None:
     base = configure("lucir", "split-cifar100")
-    forms = list(variants(name, base))
+    forms = list(variants_of(name, base))
     assert len({str(form.settings) for form in forms}) == len(forms)
     for form in forms:
         config = configure("lucir", "split-cifar100", flashback=form.flashback, settings=form.at(60))

@@ -16,7 +16,7 @@ from flashback import ranks
 from flashback.cli import options as opt
 from flashback.cli.bench import bench, check
 from flashback.cli.console import say, show_line
-from flashback.cli.forms import frontier
+from flashback.cli.frontier import frontier
 from flashback.cli.learning import history, learn, prune, rollback
 from flashback.cli.models import evaluate, export, predict
 from flashback.cli.show import show, show_run

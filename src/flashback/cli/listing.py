@@ -38,7 +38,7 @@ def show_list(what: str, host_file: Sequence[Path] | None = None) -> None:
         columns = ("host", "benchmark", "kind", "note")
         rows = [(recipe.host, recipe.benchmark, recipe.kind, recipe.note) for recipe in list_recipes()]
     elif what == "forms":
-        from flashback.studies.forms import catalogue
+        from flashback.studies.variants import catalogue
 
         rows = [(name, entry["about"]) for name, entry in catalogue().items()]
     else:

@@ -16,7 +16,7 @@ from typer import Argument, Option
 import flashback as fb
 from flashback.cli import options as opt
 from flashback.cli.console import show_line, show_table
-from flashback.cli.forms import choose
+from flashback.cli.frontier import choose
 from flashback.cli.listing import sweep_names
 from flashback.config import parse_assignment
 from flashback.errors import FlashbackError, require

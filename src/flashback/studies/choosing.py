@@ -23,10 +23,18 @@ from flashback.records.terms import FLASHBACK, HOST
 from flashback.results.naming import setting_in_words
 from flashback.studies.comparison import read_finished
 from flashback.studies.executors import find_executor
-from flashback.studies.forms import FLASHBACK_KEYS, PHASE_1_EPOCHS, Form, catalogue, of_recipe, parse_form, variants
 from flashback.studies.jobs import Executor, Job, RunContext, group_failures, is_finished, run_jobs
 from flashback.studies.sweeps import label
 from flashback.studies.tuning import HELD_OUT, VALIDATION, write_recipe
+from flashback.studies.variants import (
+    FLASHBACK_KEYS,
+    PHASE_1_EPOCHS,
+    Variant,
+    catalogue,
+    of_recipe,
+    parse_form,
+    variants_of,
+)
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
@@ -35,7 +43,7 @@ KEPT = 3  # one in so many candidates of a kind, with flashback or without, goes
 FINALISTS = 2  # forms of flashback that are trained at full length, with several seeds
 FEWEST_SEEDS = 2
 EPOCHS, FIRST_EPOCHS = "training.epochs", "training.first_epochs"
-ALONE = Form("host alone", {}, False)
+ALONE = Variant("host alone", {}, False)
 TRIALS = "trials.json"
 
 
@@ -171,7 +179,7 @@ def choose_form(
     executor = find_executor(on, jobs)
     context = RunContext.of(data, device, host_file, executor=executor)
 
-    def configured(form: Form, epochs: int | None = None, at: int = seed, recipes: bool = False) -> RunConfig:
+    def configured(form: Variant, epochs: int | None = None, at: int = seed, recipes: bool = False) -> RunConfig:
         values = {HELD_OUT: VALIDATION, **(of_recipe(given) if recipes else given)}
         if epochs is not None:
             values |= shortened(base, epochs) | form.at(epochs)
@@ -186,7 +194,7 @@ def choose_form(
     lengths = sorted({max(2, round(share * full)) for share in SCREENING if max(2, round(share * full)) < full})
     seeds = affordable_seeds(candidates, lengths, full, budget)
 
-    def train(chosen: Sequence[Form], epochs: int, some: Sequence[int]) -> list[Trial]:
+    def train(chosen: Sequence[Variant], epochs: int, some: Sequence[int]) -> list[Trial]:
         planned = {}
         for form in chosen:
             for number in some:
@@ -241,11 +249,11 @@ def shortened(base: RunConfig, epochs: int) -> dict[str, Any]:
     return {EPOCHS: epochs, **scaled}
 
 
-def candidates_of(forms: Sequence[str], base: RunConfig, full: int) -> list[Form]:
+def candidates_of(forms: Sequence[str], base: RunConfig, full: int) -> list[Variant]:
     """The host alone, and every combination of values of the forms; names tell them apart."""
     candidates = [ALONE]
     for text in forms or list(catalogue()):
-        several = [parse_form(text, base)] if "=" in text else list(variants(text.strip(), base))
+        several = [parse_form(text, base)] if "=" in text else list(variants_of(text.strip(), base))
         for form in several:
             varying = [key for key, value in form.settings.items() if any(o.settings[key] != value for o in several)]
             words = ", ".join(setting_in_words(key, form.settings[key]) for key in varying)
@@ -255,7 +263,7 @@ def candidates_of(forms: Sequence[str], base: RunConfig, full: int) -> list[Form
     return candidates
 
 
-def scaling(form: Form, name: str, base: RunConfig, full: int) -> Form:
+def scaling(form: Variant, name: str, base: RunConfig, full: int) -> Variant:
     """A form under another name whose phase 1 keeps its share of the epochs in shorter runs."""
     if not form.flashback or form.settings.get("flashback.teacher") == "running":
         return replace(form, name=name)
@@ -263,12 +271,12 @@ def scaling(form: Form, name: str, base: RunConfig, full: int) -> Form:
     first = settings.pop(PHASE_1_EPOCHS, None)
     phase1 = form.phase1 if first is None else first / full
     recipes = base.flashback.epochs / base.training.epochs
-    return Form(name, settings, form.flashback, recipes if phase1 is None else phase1)
+    return Variant(name, settings, form.flashback, recipes if phase1 is None else phase1)
 
 
 def applicable(
-    candidates: Sequence[Form], configured: Callable[[Form], RunConfig], data: str | Path | None
-) -> tuple[list[Form], dict[str, str]]:
+    candidates: Sequence[Variant], configured: Callable[[Variant], RunConfig], data: str | Path | None
+) -> tuple[list[Variant], dict[str, str]]:
     """The candidates that this host can have, and the others with the reason; the host alone has to work."""
     opened = open_benchmark(configured(ALONE), data)
     build_method(configured(ALONE), opened, "cpu")
@@ -283,7 +291,7 @@ def applicable(
     return kept, left_out
 
 
-def affordable_seeds(candidates: Sequence[Form], lengths: Sequence[int], full: int, budget: float) -> int:
+def affordable_seeds(candidates: Sequence[Variant], lengths: Sequence[int], full: int, budget: float) -> int:
     """The seeds of the runs at full length that the budget leaves after the short runs."""
     cost, counts = 0.0, [sum(form.flashback == kind for form in candidates) for kind in (False, True)]
     finalists = (min(counts[0], 2) + min(counts[1], FINALISTS)) if lengths else sum(counts)
@@ -303,11 +311,11 @@ def kept(count: int) -> int:
     return max(FINALISTS, math.ceil(count / KEPT)) if count > FINALISTS else count
 
 
-def best_third(candidates: Sequence[Form], trials: Sequence[Trial]) -> list[Form]:
+def best_third(candidates: Sequence[Variant], trials: Sequence[Trial]) -> list[Variant]:
     """The best of those without flashback and of those with it, best first."""
     accuracy = {trial.name: trial.mean for trial in trials}
 
-    def rank(form: Form) -> float:
+    def rank(form: Variant) -> float:
         value = accuracy[form.name]
         return math.inf if value is None else -value
 
@@ -315,7 +323,7 @@ def best_third(candidates: Sequence[Form], trials: Sequence[Trial]) -> list[Form
     return [form for group in groups for form in group[: kept(len(group))]]
 
 
-def final_round(candidates: Sequence[Form]) -> list[Form]:
+def final_round(candidates: Sequence[Variant]) -> list[Variant]:
     """The host alone, the best other candidate without flashback, and the best ones with it."""
     others = [form for form in candidates if not form.flashback and form != ALONE]
     return [ALONE, *others[:1], *[form for form in candidates if form.flashback][:FINALISTS]]

@@ -18,9 +18,9 @@ from flashback.results import Run
 from flashback.results.frontier import FRONTIER, WEIGHT, Curve, Frontier
 from flashback.studies.comparison import chosen_seeds, read_finished
 from flashback.studies.executors import find_executor
-from flashback.studies.forms import Form, of_recipe, parse_form
 from flashback.studies.jobs import Executor, Job, RunContext, is_finished
 from flashback.studies.sweeps import Part, Sweep, plan, run_sweep
+from flashback.studies.variants import Variant, of_recipe, parse_form
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
@@ -86,7 +86,7 @@ def trace_frontier(
         configure(host, benchmark, flashback=False, recipe=recipe, settings=values, data=data)
         for values in (overrides, of_recipe(overrides))
     )
-    all_forms = [Form(ALONE, {}, False), *(parse_form(text, origin) for text in forms)]
+    all_forms = [Variant(ALONE, {}, False), *(parse_form(text, origin) for text in forms)]
     names = [form.name for form in all_forms]
     require(len(set(names)) == len(names), f"each form counts once; {', '.join(names[1:])} repeats one")
     parts = []
@@ -127,7 +127,7 @@ def weight_of(job: Job) -> float:
     return float(job.config["training"]["stability"])
 
 
-def curve_of(form: Form, jobs: Sequence[Job], weights: Sequence[float], seeds: Sequence[int]) -> Curve:
+def curve_of(form: Variant, jobs: Sequence[Job], weights: Sequence[float], seeds: Sequence[int]) -> Curve:
     runs = {(job.seed, weight_of(job)): read_finished(job.folder) for job in jobs if is_finished(job)}
 
     def point(seed: int, weight: float, setting: str) -> TradeOff | None:

@@ -1,4 +1,7 @@
-"""Forms: named ways to use flashback, and controls that change the host alone. The catalogue is `forms.yaml`."""
+"""Forms of flashback, and controls that change the host alone, with the variants of each: one per choice of values.
+
+The catalogue of `flashback list forms` is `forms.yaml`.
+"""
 
 import itertools
 import re
@@ -20,8 +23,8 @@ OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
 
 
 @dataclass(frozen=True)
-class Form:
-    """Settings for one arm: with flashback, or of the host alone."""
+class Variant:
+    """A form with one value for each of its settings, for one arm: with flashback, or the host alone."""
 
     name: str
     settings: Mapping[str, Any]  # by dotted key
@@ -29,7 +32,7 @@ class Form:
     phase1: float | None = None  # share of the epochs in phase 1, if the form decides it
 
     def at(self, epochs: int) -> dict[str, Any]:
-        """The settings of a run with so many epochs per task."""
+        """The settings of a run with this many epochs per task."""
         if not self.flashback or self.phase1 is None or PHASE_1_EPOCHS in self.settings:
             return dict(self.settings)
         return {**self.settings, PHASE_1_EPOCHS: min(epochs - 1, max(1, round(self.phase1 * epochs)))}
@@ -47,8 +50,8 @@ def catalogue() -> Mapping[str, Mapping[str, Any]]:
     return entries
 
 
-def variants(name: str, base: RunConfig) -> Iterator[Form]:
-    """Every combination of values of a form of the catalogue.
+def variants_of(name: str, base: RunConfig) -> Iterator[Variant]:
+    """Every combination of the values of a form in the catalogue.
 
     Args:
         name: The name of the form.
@@ -64,17 +67,17 @@ def variants(name: str, base: RunConfig) -> Iterator[Form]:
     has_phase_1 = flashback and choices.get("flashback.teacher") != ["running"]
     phase1 = float(entry.get("phase1", base.flashback.epochs / base.training.epochs)) if has_phase_1 else None
     for values in itertools.product(*choices.values()):
-        yield Form(name, dict(zip(choices, values, strict=True)), flashback, phase1)
+        yield Variant(name, dict(zip(choices, values, strict=True)), flashback, phase1)
 
 
-def parse_form(text: str, base: RunConfig) -> Form:
+def parse_form(text: str, base: RunConfig) -> Variant:
     """Read a form: a name of the catalogue, `key=value,key=value`, or a name followed by such settings.
 
     Raises:
         FlashbackError: There is no such form, or a setting is not written as key=value.
     """
     first, *others = OUTSIDE_BRACKETS.split(text)
-    known = next(variants(first.strip(), base)) if "=" not in first else Form("", {}, False)
+    known = next(variants_of(first.strip(), base)) if "=" not in first else Variant("", {}, False)
     overrides = dict(map(parse_assignment, others if known.name else [first, *others]))
     check_free(overrides, "a form")
     settings = {**known.settings, **overrides}
@@ -82,4 +85,4 @@ def parse_form(text: str, base: RunConfig) -> Form:
     words = ", ".join(setting_in_words(key, value) for key, value in overrides.items())
     name = f"{known.name} ({words})" if known.name and overrides else known.name or words
     require(bool(name), "a form (--form) is empty; give a name or settings such as flashback.alpha=0.1")
-    return Form(name, settings, flashback, known.phase1)
+    return Variant(name, settings, flashback, known.phase1)
