@@ -63,7 +63,7 @@ MUTANTS = {
         "metrics/statistics.py", "return float(np.std(values, ddof=1))", "return float(np.std(values))", "metrics",
     ),
     "holm": ("metrics/statistics.py", "(len(values) - done)", "len(values)", "metrics"),
-    "difference-sign": ("metrics/statistics.py", "second - first", "first - second", "metrics"),
+    "difference-sign": ("metrics/statistics.py", "right - left", "left - right", "metrics"),
     "resume-generator": (
         "training/trainer.py", 'self.host.generator.set_state(randomness["generator"])', "pass", "conformance",
     ),

@@ -95,7 +95,7 @@ class TrainingConfig(Section):
 
     def check(self) -> None:
         super().check()
-        require("none" not in self.views, "training.views: write none or [] alone for no augmentation")
+        require("none" not in self.views, "training.views: 'none' cannot be combined with other views")
         require(all(0 < m <= 1 for m in self.milestones), "training.milestones must lie in (0, 1]")
         require(
             not self.freeze_backbone or self.backbone_lr_factor == 1,
@@ -191,7 +191,7 @@ class CheckpointConfig(Section):
 
     section = "checkpoint"
     minutes: NotNegative = 2.0  # between checkpoints
-    epochs: NaturalNumber = 0  # save every so many epochs too; 0: by time only
+    epochs: NaturalNumber = 0  # save after every n epochs too; 0: by time only
     tasks: bool = False  # keep the model after every task, for load_trained
 
 
@@ -238,23 +238,6 @@ class RunConfig:
             section.check()
         if self.flashback.enabled:
             self.flashback.split(self.training.epochs)
-
-
-def not_negative(settings: Section, *names: str) -> None:
-    """Check that settings are not negative; None always passes.
-
-    Args:
-        settings: A section of the configuration.
-        names: The fields to check.
-
-    Raises:
-        FlashbackError: If a value is negative.
-    """
-    for name in names:
-        value = getattr(settings, name)
-        require(
-            value is None or NOT_NEGATIVE.holds(value), f"{settings.section}.{name} must not be negative, not {value}"
-        )
 
 
 # ---------------------------------------------------------------- mappings to dataclasses and back

@@ -65,7 +65,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         ("run icarl --set benchmark.sizes=5by2", ["a text such as 5x2 or 50+5x10, not '5by2'"]),
         ("run icarl --set benchmark.sizes=4x2", ["sum to 8", "10 classes"]),
         ("run icarl --benchmark missing.npz --set benchmark.sizes=2", ["there is no file missing.npz"]),
-        ("run icarl --set training.views=[none,crop]", ["write none or [] alone"]),
+        ("run icarl --set training.views=[none,crop]", ["cannot be combined with other views"]),
         (
             "run icarl --set training.views=crop,flip",
             ["must be a list, not 'crop,flip'; write [crop,flip]"],

@@ -21,7 +21,6 @@ from flashback.config import (
     RunConfig,
     TrainingConfig,
     build,
-    not_negative,
     parse_assignment,
     set_dotted,
     to_dict,
@@ -129,12 +128,6 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], word: str) 
     assert word in refusal(values)
 
 
-@dataclasses.dataclass(frozen=True)
-class TwoNumbers(HostSettings):
-    one: float | None = None
-    two: float | None = None
-
-
 @pytest.mark.parametrize(
     ("kind", "least", "refused", "rule"),
     [
@@ -152,13 +145,6 @@ def test_types_of_the_settings_of_a_host_have_rules(kind: Any, least: float, ref
         name = list(values)[-1]
         with pytest.raises(FlashbackError, match=rf"^host\.{name} must {rule}, not {refused}$"):
             settings(**values).check()
-
-
-def test_settings_that_must_not_be_negative() -> None:
-    not_negative(TwoNumbers(one=0, two=None), "one", "two")
-    not_negative(TwoNumbers(one=0, two=-0.5), "one")  # the other is not asked for
-    with pytest.raises(FlashbackError, match=r"^host\.two must not be negative, not -0.5$"):
-        not_negative(TwoNumbers(one=0, two=-0.5), "one", "two")
 
 
 def test_a_configuration_is_a_mapping() -> None:

@@ -13,14 +13,13 @@ from flashback.metrics.accuracy import (
     stability_plasticity_ratio,
     summarise,
 )
-from flashback.metrics.cka import LinearCKA, MinibatchCKA, linear_cka
+from flashback.metrics.cka import LinearCKA, linear_cka
 from flashback.metrics.frontier import Gap, TradeOff, dominated, gap, height, outline, trade_off
 from flashback.metrics.statistics import PairedTest, holm, paired_over_methods, paired_over_tasks, paired_test, verdict
 
 __all__ = [
     "Gap",
     "LinearCKA",
-    "MinibatchCKA",
     "PairedTest",
     "TradeOff",
     "average_accuracy",

@@ -62,41 +62,6 @@ class LinearCKA:
         return _ratio(*(block.square().sum() for block in (centred[p:, :p], centred[:p, :p], centred[p:, p:])))
 
 
-class MinibatchCKA:
-    """CKA from unbiased minibatch estimates of HSIC (Nguyen et al., 2021), averaged before dividing.
-
-    All batches must have the size of the first; a shorter one (the last) is ignored.
-    """
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._sums = torch.zeros(())
-
-    @torch.no_grad()
-    def update(self, x: Tensor, y: Tensor) -> None:
-        x, y = _flat(x, y)
-        self._size = self._size or len(x)
-        require(len(x) <= self._size, f"minibatch CKA needs batches of one size, not {self._size} and {len(x)}")
-        if len(x) == self._size:
-            k, l = x @ x.T, y @ y.T  # noqa: E741
-            terms = torch.stack([hsic1(k, l), hsic1(k, k), hsic1(l, l)])
-            self._sums = self._sums + terms
-
-    def value(self) -> float:
-        require(self._size > 0, "CKA needs images; call update first")
-        return _ratio(*self._sums)
-
-
-def hsic1(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
-    """The unbiased estimate of HSIC from two Gram matrices (Song et al., 2012)."""
-    n = len(k)
-    require(n >= 4, f"the unbiased HSIC needs batches of at least 4 images, not {n}")
-    k, l = k - k.diag().diag(), l - l.diag().diag()  # noqa: E741
-    trace = (k * l).sum()  # of the product of two symmetric matrices
-    sums = k.sum() * l.sum() / ((n - 1) * (n - 2))
-    return (trace + sums - 2 * (k.sum(0) @ l.sum(1)) / (n - 2)) / (n * (n - 3))
-
-
 def _flat(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     require(len(x) == len(y), f"CKA compares representations of the same images, not of {len(x)} and {len(y)} images")
     return x.detach().flatten(1).double(), y.detach().flatten(1).double()

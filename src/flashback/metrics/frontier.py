@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flashback.metrics.accuracy import Matrix, lower_triangle
 
+OUTLINE_POINTS = 100
 CELLS = 1000  # of the range over which two curves are compared; the mean gap is over their midpoints
 
 
@@ -76,9 +77,9 @@ def peak(curve: Curve) -> float:
     return max(curve, key=lambda point: (point.old, point.new)).new
 
 
-def outline(curve: Curve, points: int = 100) -> list[TradeOff]:
+def outline(curve: Curve) -> list[TradeOff]:
     """Points on a curve's height from its peak to its end, for a picture."""
-    x = np.linspace(peak(curve), max(point.new for point in curve), points)
+    x = np.linspace(peak(curve), max(point.new for point in curve), OUTLINE_POINTS)
     return [TradeOff(float(new), float(old)) for new, old in zip(x, height(curve, x), strict=True)]
 
 

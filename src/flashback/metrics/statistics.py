@@ -13,6 +13,7 @@ from flashback.metrics.accuracy import Matrix, average_accuracies
 Sample = Sequence[float] | NDArray[Any]
 Paired = Mapping[Any, float | None] | Sequence[float | None]
 ABSENT = "–"
+SIGNIFICANT = 0.05  # p-values below it are called significant
 FEW = 5  # with fewer pairs a t-test misses most effects of the size seen in continual learning
 
 
@@ -39,7 +40,7 @@ def confidence_interval(values: Sample, level: float = 0.95) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class PairedTest:
-    """A two-sided paired t-test of flashback minus host; t, p and the interval are None if no test is possible."""
+    """A two-sided paired t-test of second minus first; t, p and the interval are None if no test is possible."""
 
     difference: float | None
     t: float | None
@@ -50,16 +51,16 @@ class PairedTest:
     unit: str = "seed"
 
 
-def paired_test(host: Paired, flashback: Paired, unit: str = "seed") -> PairedTest:
-    """Compare two arms by a two-sided paired t-test, t = d / (s / sqrt(n)) for n differences with mean d.
+def paired_test(first: Paired, second: Paired, unit: str = "seed") -> PairedTest:
+    """Compare two methods by a two-sided paired t-test, t = d / (s / sqrt(n)) for n differences with mean d.
 
     Args:
-        host: Values of the first arm, by key (such as the seed) or by position.
-        flashback: Values of the second arm. Pairs with a missing value are ignored.
+        first: Values of one method, such as the host alone, by key (such as the seed) or by position.
+        second: Values of the other method. Pairs with a missing value are ignored.
         unit: What a pair stands for, in sentences.
 
     Returns:
-        The mean of flashback - host with its 95 % interval, t and p. There is no test for fewer than two pairs, or if
+        The mean of second minus first with its 95 % interval, t and p. There is no test for fewer than two pairs, or if
         all differences are equal.
 
     Raises:
@@ -67,12 +68,12 @@ def paired_test(host: Paired, flashback: Paired, unit: str = "seed") -> PairedTe
     """
     from scipy import stats
 
-    first, second = _pairs(host, flashback)
-    difference = second - first
+    left, right = _pairs(first, second)
+    difference = right - left
     pairs = len(difference)
     if pairs < 2 or np.allclose(difference, difference[0], rtol=0, atol=1e-9):
         return PairedTest(mean(difference), None, None, pairs, None, None, unit)
-    result, interval = stats.ttest_rel(second, first), confidence_interval(difference)
+    result, interval = stats.ttest_rel(right, left), confidence_interval(difference)
     assert interval is not None
     return PairedTest(mean(difference), float(result.statistic), float(result.pvalue), pairs, *interval, unit)
 
@@ -162,16 +163,16 @@ def verdict(test: PairedTest, higher_is_better: bool = True, subject: str = "") 
     p = probability(test.p, equals="= ")
     numbers = f"{signed(test.difference)}, 95 % interval {interval(test)}, p {p}, {pairs}"
     few = f"; fewer than {FEW} pairs, so read it with care" if test.pairs < FEW else ""
-    if test.p >= 0.05:
+    if test.p >= SIGNIFICANT:
         return f"No significant difference at the 5 % level ({numbers}){few}."
     direction = "better" if (test.difference > 0) == higher_is_better else "worse"
     return f"{subject or 'Flashback'} is significantly {direction} at the 5 % level ({numbers}){few}."
 
 
-def _pairs(host: Paired, flashback: Paired) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    first, second = (values if isinstance(values, Mapping) else dict(enumerate(values)) for values in (host, flashback))
-    if not isinstance(host, Mapping) and len(first) != len(second):
-        raise FlashbackError(f"a paired test needs as many values in both arms, not {len(first)} and {len(second)}")
-    both = np.array([(first[key], second[key]) for key in first if key in second], np.float64).reshape(-1, 2)
+def _pairs(first: Paired, second: Paired) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    left, right = (values if isinstance(values, Mapping) else dict(enumerate(values)) for values in (first, second))
+    if not isinstance(first, Mapping) and len(left) != len(right):
+        raise FlashbackError(f"a paired test needs as many values in both arms, not {len(left)} and {len(right)}")
+    both = np.array([(left[key], right[key]) for key in left if key in right], np.float64).reshape(-1, 2)
     complete = both[np.isfinite(both).all(1)]  # None is NaN here
     return complete[:, 0], complete[:, 1]
