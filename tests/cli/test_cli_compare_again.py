@@ -29,9 +29,9 @@ def test_a_comparison_grows_and_never_shrinks(
         assert (code, err) == (0, "")
         return out
 
-    assert "counted too" not in compare("--seeds", 2)
+    assert "Also counted" not in compare("--seeds", 2)
     whole = compare("--seed-list", 5)
-    assert "Of the folder, finished already and counted too: seeds 0, 1." in whole
+    assert "Also counted: seeds 0, 1, already finished in this folder." in whole
     assert "with flashback on tiny.npz, 3 seeds" in whole
     document = compared()
     assert (sorted(document["seeds"]), document["further_seeds"]) == ([0, 1, 5], [0, 1])
@@ -40,7 +40,7 @@ def test_a_comparison_grows_and_never_shrinks(
     monkeypatch.setattr(Trainer, "run", lambda self: pytest.fail("trained"))
     again = compare("--seeds", 1)
     assert "Reused: 2 finished runs." in again
-    assert "counted too: seeds 1, 5." in again
+    assert "Also counted: seeds 1, 5, already finished in this folder." in again
     assert compared()["sentence"] == document["sentence"]
 
 
@@ -51,7 +51,7 @@ def test_an_unfinished_seed_does_not_count(flashback: Command, tiny: list[str]) 
         Path(f"out/{arm}/seed-1/results.json").unlink()
     code, out, _ = flashback("compare", "lwf-mc", "--seeds", 1, "--out", "out", *tiny)
     assert (code, compared()["seeds"]) == (0, [0])
-    assert "counted too" not in out
+    assert "Also counted" not in out
 
 
 def test_a_further_seed_of_other_settings_is_refused(

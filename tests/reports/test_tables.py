@@ -110,7 +110,7 @@ def test_the_results_hold_means_deviations_difference_and_p(tmp_path: Path) -> N
     row, (cells,) = report.pairings[0].row(CI), results_table(report).rows[CI]
     assert cells[2] == f"{row.left.mean:.2f} ± {row.left.deviation:.2f}"
     assert cells[4] == f"{row.test.difference:+.2f}"
-    assert cells[4].kind == "better sure"  # type: ignore[attr-defined]
+    assert cells[4].kind == "better significant"  # type: ignore[attr-defined]
     assert cells[7] == "6"
     host, flashback, difference = arms_table(report).rows[CI]
     assert [host[2], flashback[2]] == cells[2:4]
@@ -139,7 +139,7 @@ def test_only_the_best_of_a_protocol_is_bold_and_no_bound(tmp_path: Path) -> Non
     path.write_text(json.dumps(content))
     write_host(tmp_path / "short", "replay", seeds=1, shift=7, benchmark__tasks=2)
     report = read_report(tmp_path, metrics=["AA"])
-    bold = {t.title: [row[0] for row in t.rows[CI] if "sure" in row[2].kind] for t in methods_tables(report, [AA])}  # type: ignore[attr-defined]
+    bold = {t.title: [row[0] for row in t.rows[CI] if "best" in row[2].kind] for t in methods_tables(report, [AA])}  # type: ignore[attr-defined]
     assert bold == {"Methods on split-cifar100": ["xder"], "Methods on split-cifar100 (2 tasks)": []}
     text = latex(report)
     assert text.count(r"\textbf{") == 2
@@ -208,7 +208,7 @@ def test_one_method_against_another_is_the_paired_test_by_seed(tmp_path: Path) -
     report = read_report(tmp_path, against="icarl")
     base = averages(4, 0, 0)
     expected = {"lucir": paired_test(base, averages(3, 2, 9)), "xder": paired_test(base, averages(3, 4, 40))}
-    assert {test.right.name: test.row(TI).test for test in report.tests} == expected
+    assert {test.right.name: test.row(TI).test for test in report.baseline_comparisons} == expected
     adjusted = dict(zip(expected, holm([test.p or 1 for test in expected.values()]), strict=True))
     rows = [row for row in rows_of(csv_text(against_rows(report))) if (row["metric"], row["setting"]) == (AA, TI)]
     assert {row["method"] for row in rows} == {"lucir", "xder"}
@@ -221,7 +221,7 @@ def test_what_else_differs_is_named_beside_a_test(tmp_path: Path) -> None:
     write_host(tmp_path / "a", "mine")
     write_host(tmp_path / "b", "yours", shift=2, draw=9, training__lr=0.1, run={"must_match": {"torch": "3.0"}})
     report = read_report(tmp_path, against="mine")
-    (test,) = report.tests
+    (test,) = report.baseline_comparisons
     assert "training.lr, device, torch" in test.answer(CI)
     assert "Flashback" not in test.answer(CI)
 
@@ -240,15 +240,15 @@ def test_methods_on_other_tasks_or_with_another_memory_are_not_tested(
     write_host(tmp_path / "a", "mine")
     write_host(tmp_path / "b", "yours", **changes)
     report = read_report(tmp_path, against="mine")
-    assert report.tests == []
-    assert report.untested[0].endswith(f"is not tested against mine: {reason}.")
+    assert report.baseline_comparisons == []
+    assert report.untested_remarks[0].endswith(f"is not tested against mine: {reason}.")
 
 
 def test_of_several_settings_the_most_alike_is_the_baseline(tmp_path: Path) -> None:
     for memory in (100, 200):
         for host in ("mine", "yours"):
             write_host(tmp_path / f"{host}-{memory}", host, host__memory_size=memory)
-    tests = read_report(tmp_path, against="mine").tests
+    tests = read_report(tmp_path, against="mine").baseline_comparisons
     assert {(one.right.name, one.left.name) for one in tests} == {
         (f"yours (host.memory_size {memory})", f"mine (host.memory_size {memory})") for memory in (100, 200)
     }

@@ -98,7 +98,7 @@ def test_a_seed_of_only_one_arm_counts_for_its_mean_alone(tmp_path: Path) -> Non
 
 
 def test_where_some_seeds_have_no_value_there_is_neither_mean_nor_test(tmp_path: Path) -> None:
-    """SPR is undefined where forgetting is negative; the other seeds would be a choice by outcome."""
+    """SPR is undefined where forgetting is negative; a mean over the other seeds would be biased."""
     write_comparison(tmp_path, seeds=3)
     path = tmp_path / "host" / "seed-1" / "results.json"
     results = json.loads(path.read_text())

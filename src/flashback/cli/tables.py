@@ -9,7 +9,7 @@ from flashback.metrics.statistics import number
 from flashback.records.terms import ARMS, FLASHBACK, SETTINGS
 from flashback.reports import Report
 from flashback.reports.tables import OVERVIEW, against_table, methods_tables, row_cells
-from flashback.reports.words import SETTING_TITLES, TITLES, heading, plural, unmatched_seeds, unvalued_seeds
+from flashback.reports.words import SETTING_TITLES, TITLES, heading, plural, seeds_without_value, unmatched_seeds
 from flashback.results import Comparison, Cost, Run
 from flashback.studies.jobs import group_failures
 
@@ -17,7 +17,7 @@ MOST_ANSWERS = 10  # comparisons that have a sentence each
 OUTCOMES = {
     "better": "significantly better with flashback",
     "worse": "significantly worse with flashback",
-    "alike": "without a significant difference",
+    "not significant": "without a significant difference",
     "untested": "that allow no test",
 }
 
@@ -60,16 +60,16 @@ def cost_row(arm: str, cost: Cost) -> list[str]:
 def comparison_notes(comparison: Comparison) -> Iterable[str]:
     if sentence := unmatched_seeds(comparison):
         yield sentence
-    yield from unvalued_seeds(comparison)
+    yield from seeds_without_value(comparison)
     if comparison.differing_settings:
         yield f"The settings differ between the arms: {', '.join(comparison.differing_settings)}."
     if comparison.differing_environment:
-        yield f"Not all runs were made alike: {', '.join(comparison.differing_environment)} differ."
+        yield f"The runs differ in {', '.join(comparison.differing_environment)}."
     if comparison.reused:
         yield f"Reused: {plural(len(comparison.reused), 'finished run')}."
     if seeds := comparison.further_seeds:
         listed = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        yield f"Of the folder, finished already and counted too: {listed}."
+        yield f"Also counted: {listed}, already finished in this folder."
     if comparison.flashback:
         yield f"Flashback: {comparison.flashback}."
     yield comparison.sentence
@@ -88,11 +88,14 @@ def show_answers(report: Report) -> None:
     for table, setting in product(tables, SETTINGS):
         title = f"{table.title}, {SETTING_TITLES[setting]}, best first"
         show_table(title, table.columns, table.rows[setting], caption="mean ± deviation over seeds")
-    if report.tests:
+    if report.baseline_comparisons:
         tests = against_table(report, ["average_accuracy"])
         title = f"against {report.baseline}: average accuracy, {SETTING_TITLES[SETTINGS[0]]}"
         show_table(title, tests.columns, tests.rows[SETTINGS[0]], tests.texts, caption=tests.notes[0])
-    for line in [*(f"{test.name}: {test.answer(SETTINGS[0])}" for test in report.tests), *report.untested]:
+    for line in [
+        *(f"{test.name}: {test.answer(SETTINGS[0])}" for test in report.baseline_comparisons),
+        *report.untested_remarks,
+    ]:
         show_line(line)
 
 

@@ -99,7 +99,7 @@ def against_rows(report: Report) -> list[dict[str, Any]]:
         | _numbers(row, "against", "method")
         | {"p_adjusted": adjusted, "differing": "; ".join(test.differing)}
         for setting in SETTINGS
-        for test, row, adjusted in report.tested(setting, report.metrics)
+        for test, row, adjusted in report.baseline_rows(setting, report.metrics)
     ]
 
 

@@ -39,7 +39,7 @@ class Reference:
 
     def is_about(self, comparison: Comparison) -> bool:
         """Whether these are runs of full length with these settings; flashback otherwise as in the recipe."""
-        if (self.host, self.benchmark) != (comparison.host, comparison.benchmark) or not comparison.is_whole:
+        if (self.host, self.benchmark) != (comparison.host, comparison.benchmark) or not comparison.is_full_length:
             return False
         settings = comparison.methods[-1].flat_settings
         keys = {key for key in self.when if key.startswith("flashback.")}

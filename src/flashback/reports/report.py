@@ -14,7 +14,7 @@ from flashback.records import differing_keys
 from flashback.records.terms import FLASHBACK, HOST, SETTINGS
 from flashback.reports.references import Reference, References, read_references
 from flashback.reports.series import mean_matrix
-from flashback.reports.words import TITLES, metric_called, plural, unmatched_seeds, unvalued_seeds
+from flashback.reports.words import TITLES, parse_metric, plural, seeds_without_value, unmatched_seeds
 from flashback.results import (
     Comparison,
     Frontier,
@@ -100,7 +100,7 @@ class Report:
 
     # ------------------------------------------------------------ tests against one method
 
-    def methods_called(self, name: str) -> list[Method]:
+    def find_methods(self, name: str) -> list[Method]:
         """The method of this name, or all settings of the host of this name, alone or with flashback."""
         exact = [method for method in self.methods if method.name == name]
         suffix = {HOST: "", FLASHBACK: " with flashback"}
@@ -110,28 +110,30 @@ class Report:
         return methods
 
     @cached_property
-    def tests(self) -> list[Comparison]:
+    def baseline_comparisons(self) -> list[Comparison]:
         """Every method against the baseline; of several settings of it, the most similar."""
         possible = [[test for test in tests if not obstacles(test)] for tests in self._against.values()]
         return [min(tests, key=lambda test: len(test.differing)) for tests in possible if tests]
 
     @property
-    def untested(self) -> list[str]:
+    def untested_remarks(self) -> list[str]:
+        """Name the methods that cannot be tested against the baseline, with the reason."""
         reasons = {name: min(map(obstacles, tests), key=len) for name, tests in self._against.items()}
         words = {name: " and ".join(some) for name, some in reasons.items() if some}
         return [f"{name} is not tested against {self.baseline}: {reason}." for name, reason in words.items()]
 
     @cached_property
     def _against(self) -> dict[str, list[Comparison]]:
-        bases = self.methods_called(self.baseline) if self.baseline else []
+        bases = self.find_methods(self.baseline) if self.baseline else []
         others = [m for methods in self.ranked(SETTINGS[0]).values() for m in methods if m not in bases]
-        return {one.name: [compare_methods(base, one) for base in bases] for one in others if bases}
+        return {method.name: [compare_methods(base, method) for base in bases] for method in others if bases}
 
-    def tested(self, setting: str, metrics: Sequence[str]) -> list[tuple[Comparison, Row, float | None]]:
+    def baseline_rows(self, setting: str, metrics: Sequence[str]) -> list[tuple[Comparison, Row, float | None]]:
         """Every test against the baseline with p adjusted for the number of tests of the metric by Holm's method."""
         result = []
         for metric in metrics:
-            tests = [(test, test.row(setting, metric)) for test in self.tests if metric in test.metric_names]
+            comparisons = [test for test in self.baseline_comparisons if metric in test.metric_names]
+            tests = [(test, test.row(setting, metric)) for test in comparisons]
             adjusted = iter(holm([row.test.p for _, row in tests if row.test.p is not None]))
             result += [(test, row, None if row.test.p is None else next(adjusted)) for test, row in tests]
         return result
@@ -143,7 +145,7 @@ class Report:
 
         Only methods that ran in full length and with one set of settings count.
         """
-        whole = [p for p in self.comparisons if p.benchmark == benchmark and p.common_seeds and p.is_whole]
+        whole = [p for p in self.comparisons if p.benchmark == benchmark and p.common_seeds and p.is_full_length]
         times = Counter(pairing.host for pairing in whole)
         whole = [pairing for pairing in whole if times[pairing.host] == 1]
         left: dict[str, dict[str, float]] = {}
@@ -211,7 +213,7 @@ class Report:
 
     @property
     def seed_remarks(self) -> list[str]:
-        remarks = {p.name: [unmatched_seeds(p), *unvalued_seeds(p, self.metrics)] for p in self.pairings}
+        remarks = {p.name: [unmatched_seeds(p), *seeds_without_value(p, self.metrics)] for p in self.pairings}
         return [f"{name}: {remark}" for name, some in remarks.items() for remark in some if remark]
 
 
@@ -239,7 +241,7 @@ def read_report(
         FlashbackError: A folder, file, method, metric or label does not exist.
     """
     published = read_references(references) if references else References()
-    metric_keys = tuple(dict.fromkeys(map(metric_called, metrics)))
+    metric_keys = tuple(dict.fromkeys(map(parse_metric, metrics)))
     result = read_runs(folders, labels)
     methods = group_methods(result.runs)
     pairings = pair_arms(methods)
@@ -249,7 +251,7 @@ def read_report(
     if report.pairings:
         require(bool(report.metrics), f"these runs have no {', '.join(metrics)}; choose other metrics (--metrics)")
         if against:
-            report.methods_called(against)
+            report.find_methods(against)
     return report
 
 

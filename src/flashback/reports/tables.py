@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashback.metrics.statistics import ABSENT, interval, number, probability, signed
+from flashback.metrics.statistics import ABSENT, SIGNIFICANT, interval, number, probability, signed
 from flashback.records.terms import ARMS, FLASHBACK, HOST, SETTINGS
 from flashback.reports.report import Report
 from flashback.reports.series import mean_confusion
 from flashback.reports.words import ARM_TITLES, HIGHER_IS_BETTER, TITLES, direction, heading, plural
 from flashback.results import Frontier, Method, Row
-from flashback.results.comparison import SIGNIFICANT
 from flashback.results.method import Sample
 
 OVERVIEW = ("average_accuracy", "average_incremental_accuracy", "forgetting")  # where there is no space for all
@@ -20,7 +19,7 @@ PERCENT = "Mean ± sample deviation over seeds, in percent; – where undefined.
 
 
 class Cell(str):
-    """Text with the kinds of its cell, such as "better sure": an improvement, and significant."""
+    """Text with the kinds of its cell, such as "better significant"; "significant" and "best" are written in bold."""
 
     kind: str
 
@@ -74,9 +73,9 @@ def results_table(report: Report) -> Table:
 
 
 def result_row(name: str, row: Row) -> list[str]:
-    sure = " sure" if row.test.p is not None and row.test.p < SIGNIFICANT else ""
+    significant = " significant" if row.test.p is not None and row.test.p < SIGNIFICANT else ""
     left, right, difference, *others = row_cells(row)
-    marked = Cell(difference, f"{direction(row.metric, row.test.difference)}{sure}".strip())
+    marked = Cell(difference, f"{direction(row.metric, row.test.difference)}{significant}".strip())
     return [name, heading(row.metric), left, right, marked, *others, str(row.test.pairs)]
 
 
@@ -152,15 +151,15 @@ def method_rows(methods: Sequence[Method], setting: str, metrics: Sequence[str])
         cells = []
         for metric in metrics:
             sample = method.sample(metric, setting) if metric in method.metric_names else None
-            sure = sample is not None and not method.is_bound and number(sample.mean) == best.get(metric)
-            cells.append(Cell(ABSENT if sample is None else sample, "sure" if sure else ""))
+            is_best = sample is not None and not method.is_bound and number(sample.mean) == best.get(metric)
+            cells.append(Cell(ABSENT if sample is None else sample, "best" if is_best else ""))
         yield [method.name, str(len(method.runs)), *cells]
 
 
 def against_table(report: Report, metrics: Sequence[str]) -> Table:
     rows: dict[str, Rows] = {setting: [] for setting in SETTINGS}
     for setting in SETTINGS:
-        for test, row, adjusted in report.tested(setting, metrics):
+        for test, row, adjusted in report.baseline_rows(setting, metrics):
             base, method, *others = row_cells(row)
             if row.test.pairs:
                 words = [test.right.name, test.left.name, TITLES[row.metric][0]]
@@ -198,7 +197,7 @@ def frontier_table(frontier: Frontier) -> Table:
                 above = (
                     [signed(test.difference), interval(test)] if test and test.difference is not None else [outside] * 2
                 )
-                kind = "" if point.dominated else "sure"
+                kind = "" if point.dominated else "best"
                 new, old = (
                     Sample({}, *pair) for pair in ((point.new, point.new_deviation), (point.old, point.old_deviation))
                 )

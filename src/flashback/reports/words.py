@@ -33,7 +33,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
-def metric_called(name: str) -> str:
+def parse_metric(name: str) -> str:
     """A metric by its short title, in any case, or by its key in results.json."""
     short = {title.lower(): metric for metric, (title, _) in TITLES.items()}
     metric = name.strip() if name.strip() in TITLES else short.get(name.strip().lower())
@@ -57,7 +57,7 @@ def unmatched_seeds(comparison: Comparison) -> str:
     return f"Seeds of only one arm ({words}) count for its mean, not for the difference and its test." if words else ""
 
 
-def unvalued_seeds(comparison: Comparison, metrics: Collection[str] = TITLES) -> list[str]:
+def seeds_without_value(comparison: Comparison, metrics: Collection[str] = TITLES) -> list[str]:
     """Name the metrics that some seeds of an arm have and others do not, such as SPR with negative forgetting."""
     remarks = []
     for row in (row for row in comparison.rows if row.metric in metrics):
@@ -66,7 +66,7 @@ def unvalued_seeds(comparison: Comparison, metrics: Collection[str] = TITLES) ->
         if words:
             remarks.append(
                 f"{TITLES[row.metric][0]}, {SETTING_TITLES[row.setting]}, is undefined for some seeds ({words}), so it "
-                "has no mean and no test: the other seeds would be a choice by outcome."
+                "has no mean and no test: a mean over the other seeds would be biased."
             )
     return remarks
 

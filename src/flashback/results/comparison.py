@@ -12,7 +12,7 @@ import numpy as np
 from flashback.config import FlashbackConfig
 from flashback.metrics import PairedTest, paired_test, verdict
 from flashback.metrics.accuracy import METRICS
-from flashback.metrics.statistics import mean
+from flashback.metrics.statistics import SIGNIFICANT, mean
 from flashback.recipes import config_from_dict
 from flashback.recipes.catalogue import AS_PUBLISHED, IMPROVED
 from flashback.recipes.resolving import is_recipe_file
@@ -21,7 +21,6 @@ from flashback.records.terms import ARMS, CLASS_INCREMENTAL, FLASHBACK, HOST, SE
 from flashback.results.method import Cost, Method, Sample, canonical, pair_key
 from flashback.results.naming import run_names
 
-SIGNIFICANT = 0.05
 FIELDS = (
     "host", "benchmark", "recipe", "seeds", "rows", "cost", "equal_budget", "differing_settings",
     "differing_environment", "failures", "reused", "further_seeds", "flashback", "budget", "sentence",
@@ -41,7 +40,7 @@ class Row:
 
     @classmethod
     def of(cls, setting: str, metric: str, left: Sample, right: Sample) -> Row:
-        if left.missing or right.missing:  # the seeds that have a value are a choice by outcome
+        if left.missing or right.missing:  # a mean over the other seeds would be biased
             return cls(setting, metric, Sample(left.values), Sample(right.values), paired_test({}, {}))
         return cls(setting, metric, left, right, paired_test(left.values, right.values))
 
@@ -80,7 +79,7 @@ class Comparison:
         return len(self.methods) < 2
 
     @property
-    def is_of_arms(self) -> bool:
+    def compares_arms(self) -> bool:
         """Whether a host stands on the left and the same host with flashback on the right."""
         return (self.left.arm, self.right.arm) == ARMS and self.left.host == self.right.host
 
@@ -110,8 +109,8 @@ class Comparison:
         return [name for name in first if all(name in other for other in others)]
 
     @cached_property
-    def is_whole(self) -> bool:
-        return all(method.is_whole for method in self.methods)
+    def is_full_length(self) -> bool:
+        return all(method.is_full_length for method in self.methods)
 
     @cached_property
     def changes(self) -> dict[str, Any]:
@@ -153,7 +152,7 @@ class Comparison:
     def differing_environment(self) -> list[str]:
         """Devices, versions and code that differ among the runs; the share of a GPU changes only rounding."""
         all_runs = [run.environment for method in self.methods for run in method.runs.values()]
-        keys = {key for one in all_runs for key in differing_keys(all_runs[0], one, ignored=["portion"])}
+        keys = {key for facts in all_runs for key in differing_keys(all_runs[0], facts, ignored=["portion"])}
         return sorted(keys - ({"code"} if self.left.host != self.right.host else set()))
 
     @property
@@ -177,20 +176,20 @@ class Comparison:
         return f"alpha_p {settings.alpha:g}, E1 {first} of {first + second} epochs a task{form}"
 
     def outcome(self, setting: str = CLASS_INCREMENTAL) -> str:
-        """The paired test of average accuracy: better, worse, alike or untested."""
+        """The paired test of average accuracy: better, worse, not significant or untested."""
         test = self.row(setting).test
         if test.p is None or test.difference is None:
             return "untested"
-        return "alike" if test.p >= SIGNIFICANT else "better" if test.difference > 0 else "worse"
+        return "not significant" if test.p >= SIGNIFICANT else "better" if test.difference > 0 else "worse"
 
     def verdict(self, setting: str = CLASS_INCREMENTAL) -> str:
-        return verdict(self.row(setting).test, subject="" if self.is_of_arms else self.right.name)
+        return verdict(self.row(setting).test, subject="" if self.compares_arms else self.right.name)
 
     def answer(self, setting: str = CLASS_INCREMENTAL) -> str:
         """The verdict, with the setting, the budget and the settings that differ."""
         if self.is_single:
             return f"Only one method ({self.methods[0].name}) has runs, so there is nothing to compare."
-        keys = self.differing_settings if self.is_of_arms else self.differing
+        keys = self.differing_settings if self.compares_arms else self.differing
         remark, title = f", with different {', '.join(keys)}" if keys else "", setting.replace("_", "-")
         return f"Average accuracy, {title}, {self.budget}{remark}: {self.verdict(setting)}"
 
@@ -240,7 +239,9 @@ def pair_arms(methods: Sequence[Method]) -> list[Comparison]:
     runs = [pair.methods[-1].any_run for pair in pairs]
     changes = [pair.changes for pair in pairs]
     result = [replace(pair, name=name) for pair, name in zip(pairs, run_names(runs, changes, False), strict=True)]
-    return sorted(result, key=lambda pair: (not pair.is_whole, -len(pair.common_seeds), pair.benchmark, pair.name))
+    return sorted(
+        result, key=lambda pair: (not pair.is_full_length, -len(pair.common_seeds), pair.benchmark, pair.name)
+    )
 
 
 def empty_arm(method: Method, arm: str) -> Method:

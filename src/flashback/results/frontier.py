@@ -12,11 +12,10 @@ from typing import Any
 from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_RECORD, read_file
 from flashback.metrics import PairedTest, TradeOff, dominated, gap, height, holm, outline, paired_test
-from flashback.metrics.statistics import deviation, interval, mean, number, probability, signed
+from flashback.metrics.statistics import SIGNIFICANT, deviation, interval, mean, number, probability, signed
 from flashback.records.terms import CLASS_INCREMENTAL, SETTINGS
 from flashback.results.run import is_number
 
-SIGNIFICANT = 0.05
 FRONTIER = "frontier.json"
 WEIGHT = "training.stability"
 
@@ -76,7 +75,8 @@ class Advantage:
         where = f"between {number(self.low, '.1f')} and {number(self.high, '.1f')} % on new tasks"
         height = f"{signed(self.test.difference)} points on average, {where}"
         if self.test.p is None:
-            reason = "too few seeds for a test" if self.test.pairs < 2 else "all seeds differ alike, so p is undefined"
+            same = "every seed differs by the same amount, so p is undefined"
+            reason = "too few seeds for a test" if self.test.pairs < 2 else same
             return f"{self.name}: {height}, away from the host's own curve; {reason}."
         p = self.test.p if self.p_adjusted is None else self.p_adjusted
         side = "above" if self.test.difference > 0 else "below"
@@ -138,7 +138,7 @@ class Frontier:
             for k in range(len(self.weights)):
                 column = [curve.points[setting][seed][k] for seed in self.seeds]
                 known = [point for point in column if point is not None]
-                complete = len(known) == len(column)  # means of a part of the seeds would be a choice by outcome
+                complete = len(known) == len(column)  # a mean over the other seeds would be biased
                 values.append([tuple(point[axis] for point in known) for axis in (0, 1)] if complete else [(), ()])
                 new, old = map(mean, values[-1])
                 means.append(None if new is None or old is None else TradeOff(new, old))
@@ -184,11 +184,11 @@ class Frontier:
         result = []
         for curve in self.curves[1:]:
             gaps = {s: gap(self.host_curve.of_seed(setting, s), curve.of_seed(setting, s)) for s in self.seeds}
-            heights = {seed: one.height if one else None for seed, one in gaps.items()}
-            areas = {seed: one.area if one else None for seed, one in gaps.items()}
-            whole = None not in heights.values()  # the seeds with a value would be a choice by outcome
+            heights = {seed: seed_gap.height if seed_gap else None for seed, seed_gap in gaps.items()}
+            areas = {seed: seed_gap.area if seed_gap else None for seed, seed_gap in gaps.items()}
+            whole = None not in heights.values()  # a mean over the other seeds would be biased
             test = paired_test(dict.fromkeys(gaps, 0.0), heights) if whole else paired_test({}, {})
-            low, high = (mean([one[k] for one in gaps.values() if one]) for k in (2, 3))
+            low, high = (mean([seed_gap[k] for seed_gap in gaps.values() if seed_gap]) for k in (2, 3))
             result.append(Advantage(curve.name, heights, areas, low, high, test, None))
         adjusted = iter(holm([one.test.p for one in result if one.test.p is not None]))
         return [
@@ -246,5 +246,5 @@ def read_point(pair: Any) -> TradeOff | None:
     if pair is None:
         return None
     if not isinstance(pair, list) or len(pair) != 2 or not all(is_number(value, 100.0) for value in pair):
-        raise ValueError("an accuracy is no number from 0 to 100")
+        raise ValueError("an accuracy is not a number from 0 to 100")
     return TradeOff(float(pair[0]), float(pair[1]))

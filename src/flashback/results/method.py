@@ -10,8 +10,8 @@ from typing import Any
 
 from flashback.metrics.statistics import deviation, mean, number
 from flashback.records.terms import CLASS_INCREMENTAL, FLASHBACK
-from flashback.results.naming import departures, run_names, shortens
-from flashback.results.run import Configured, Run
+from flashback.results.naming import changed_settings, run_names, shortens_run
+from flashback.results.run import ConfigView, Run
 
 NOT_SETTINGS = ("seed", "flashback", "checkpoint")  # may differ between the runs that are compared
 
@@ -26,7 +26,7 @@ class Sample:
 
     @classmethod
     def of(cls, values: dict[int, float | None]) -> Sample:
-        """Mean and deviation are None where some seeds have no value: the others would be a choice by outcome."""
+        """Mean and deviation are None where some seeds have no value: a mean over the others would be biased."""
         known = [value for value in values.values() if value is not None]
         return cls(values, mean(known), deviation(known)) if len(known) == len(values) else cls(values)
 
@@ -59,7 +59,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Method(Configured):
+class Method(ConfigView):
     """Runs of one configuration by seed; there may be none where all have failed."""
 
     config: Mapping[str, Any]
@@ -99,12 +99,12 @@ class Method(Configured):
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        return {key: value for run in self.runs.values() for key, value in departures(run).items()}
+        return {key: value for run in self.runs.values() for key, value in changed_settings(run).items()}
 
     @property
-    def is_whole(self) -> bool:
+    def is_full_length(self) -> bool:
         """Whether it was trained on all tasks and training images, with the epochs of its recipe."""
-        return not any(map(shortens, self.changes))
+        return not any(map(shortens_run, self.changes))
 
     @property
     def is_bound(self) -> bool:

@@ -14,15 +14,15 @@ from flashback.records.terms import FLASHBACK
 from flashback.results.run import Run
 
 # Where the settings came from and how the run was computed; all other keys decide what it computed.
-BESIDE = {"seed", "recipe", "fast", "capture", "compile", "training.precision", "training.evaluation_batch"}
+IGNORED_KEYS = {"seed", "recipe", "fast", "capture", "compile", "training.precision", "training.evaluation_batch"}
 WHOLE = {"benchmark.tasks": None, "benchmark.validation": 0.0}  # all tasks and all training images, in every recipe
 MOST_LETTERS, DIGITS = 40, 8  # of a value in a name, of a checksum
 
 
-def departures(run: Run) -> dict[str, Any]:
+def changed_settings(run: Run) -> dict[str, Any]:
     """The settings that differ from the recipe; where none is shipped, only those that shorten a run."""
     recipe = recipe_settings(run.host, run.benchmark, run.recipe, run.arm == FLASHBACK)
-    expected = {key: value for key, value in (recipe | WHOLE).items() if key not in BESIDE}
+    expected = {key: value for key, value in (recipe | WHOLE).items() if key not in IGNORED_KEYS}
     return {key: value for key, value in run.flat_settings.items() if key in expected and value != expected[key]}
 
 
@@ -35,7 +35,7 @@ def recipe_settings(host: str, benchmark: str, recipe: str, flashback: bool) -> 
     return dotted(to_dict(configure(host, benchmark, recipe=kind, flashback=flashback)))
 
 
-def shortens(key: str) -> bool:
+def shortens_run(key: str) -> bool:
     """Whether a change of this setting makes a run shorter than its recipe, or tests it on other images."""
     epochs = key.endswith("epochs") and key.split(".")[0] in ("training", "host")  # flashback only divides epochs
     return epochs or key in (*WHOLE, "benchmark.sizes")

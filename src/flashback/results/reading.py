@@ -11,7 +11,7 @@ from typing import Any
 from flashback.benchmarks import canonical_name
 from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_RECORD, read_file
-from flashback.records import LOG, read_record
+from flashback.records import CHECKPOINT, LOG, read_record
 from flashback.records.terms import ARMS
 from flashback.results.frontier import FRONTIER, Frontier, read_frontier
 from flashback.results.method import method_key
@@ -81,7 +81,7 @@ def read_runs(folders: Folders, labels: Mapping[str, str | Path] | None = None) 
 
 def marked_folders(root: Path) -> Iterator[Path]:
     for folder, inner, files in os.walk(root):
-        inner[:] = sorted(name for name in inner if name != "checkpoint" and not name.startswith("."))
+        inner[:] = sorted(name for name in inner if name != CHECKPOINT and not name.startswith("."))
         if (MARKS | {SIMILARITY, FRONTIER}).intersection(files):
             yield Path(folder)
 

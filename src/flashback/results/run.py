@@ -33,7 +33,7 @@ class Epoch:
     losses: dict[str, float]
 
 
-class Configured:
+class ConfigView:
     """What a configuration says, for a run and for a method."""
 
     config: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Configured:
 
 
 @dataclass(frozen=True)
-class Run(Configured):
+class Run(ConfigView):
     """A finished run.
 
     Metrics follow from the accuracy matrices, so that records of every version have the same definitions.
