@@ -1,6 +1,7 @@
 """Read and write files safely: atomically, never through links, and never more than a stated size."""
 
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -79,6 +80,11 @@ def read_file(path: Path, largest: int) -> bytes:
     return path.read_bytes()
 
 
+def sha256(content: str | bytes) -> str:
+    """The SHA-256 of a content, in hexadecimal; of a text, that of its UTF-8."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
 def open_to_append(path: Path) -> BinaryIO:
     """Open a file to change it in place; links, which lead elsewhere, and pipes, which block, are refused."""
     refuse_special(path)
@@ -100,7 +106,7 @@ def refuse_special(path: Path, below: Path | None = None) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder of ours with what is in it; of a link only the link, and a file or a pipe in its place."""
+    """Remove a folder with what is in it. A link, a file or a pipe in its place is removed without what it leads to."""
     with explaining_failure(path, "removed"):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -109,7 +115,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_cache(path: Path) -> None:
-    """Remove a folder that others may do without, if it is one and can be removed."""
+    """Remove a folder that nothing depends on; whatever cannot be removed, or is not a folder, stays."""
     if path.is_dir():  # opening a pipe would block
         shutil.rmtree(path, ignore_errors=True)
 

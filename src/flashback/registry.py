@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Generic, TypeVar
 
 from flashback.errors import FlashbackError, unknown
@@ -45,20 +46,20 @@ class Registry(Generic[T]):
         return iter(sorted(self._entries))
 
 
-def is_same_definition(one: object, other: object) -> bool:
+def is_same_definition(first: object, second: object) -> bool:
     """Whether both are the same object, or two versions of a definition in one file or in a notebook.
 
     A notebook cannot replace what the package itself defines.
     """
-    if one is other:
+    if first is second:
         return True
-    if getattr(one, "__qualname__", one) != getattr(other, "__qualname__", other):
+    if getattr(first, "__qualname__", first) != getattr(second, "__qualname__", second):
         return False
-    files = [file_of(definition) for definition in (one, other)]
-    return files[0] == files[1] or (None in files and not one.__module__.startswith(PACKAGE))
+    files = [file_of(sys.modules.get(definition.__module__)) for definition in (first, second)]
+    return files[0] == files[1] or (None in files and not first.__module__.startswith(PACKAGE))
 
 
-def file_of(definition: object) -> Path | None:
-    """The file in which something is defined; None in a notebook."""
-    file = getattr(sys.modules.get(definition.__module__), "__file__", None)
+def file_of(module: ModuleType | None) -> Path | None:
+    """The file of a module; None for a notebook."""
+    file = getattr(module, "__file__", None)
     return Path(file).resolve() if file else None

@@ -111,8 +111,8 @@ def test_what_a_file_is_refused_for_a_mapping_is_refused_for(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_train": [[0, 1], [0]]}, "'y_train' is no array"),
-        ({"x_train": torch.zeros(2, 4, 4, 3, dtype=torch.bfloat16)}, "'x_train' is no array"),
+        ({"y_train": [[0, 1], [0]]}, "'y_train' is not an array"),
+        ({"x_train": torch.zeros(2, 4, 4, 3, dtype=torch.bfloat16)}, "'x_train' is not an array"),
         ({"x_train": object()}, r"'x_train' is object \[\]; it must be uint8"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from flashback.benchmarks import load_benchmark
-from flashback.benchmarks.image_lists import ListedImage, list_images, read_batches, refuse_case_twins
+from flashback.benchmarks.image_lists import ListedImage, check_case_conflicts, list_images, read_batches
 from flashback.errors import FlashbackError
 
 SHAPE = (3, 4, 4)
@@ -102,11 +102,11 @@ def test_nothing_to_list_is_one_sentence(tmp_path: Path, source: str, labelled: 
 
 
 def test_classes_that_differ_only_in_case_are_refused() -> None:
-    refuse_case_twins(["Cup", "cup", "bolt"], known=["Cup", "cup"])
+    check_case_conflicts(["Cup", "cup", "bolt"], known=["Cup", "cup"])
     with pytest.raises(FlashbackError, match="the classes 'Cup' and 'cup' differ only in case; rename one"):
-        refuse_case_twins(["Cup", "bolt", "cup"])
+        check_case_conflicts(["Cup", "bolt", "cup"])
     with pytest.raises(FlashbackError, match="the classes 'cup' and 'CUP' differ only in case"):
-        refuse_case_twins(["CUP"], known=["cup"])
+        check_case_conflicts(["CUP"], known=["cup"])
 
 
 # ---------------------------------------------------------------- lists and arrays

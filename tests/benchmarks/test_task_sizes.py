@@ -51,7 +51,7 @@ def test_numbers_of_numpy_are_numbers(numbers: Any) -> None:
 def test_what_the_list_of_benchmarks_prints_is_understood() -> None:
     for row in describe_benchmarks():
         spec = BENCHMARKS[str(row["name"])]
-        assert spec.again or task_sizes(str(row["sizes"]), int(row["classes"])) == spec.sizes
+        assert spec.revisit_after or task_sizes(str(row["sizes"]), int(row["classes"])) == spec.sizes
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99)), min_size=2, max_size=9))

@@ -118,7 +118,7 @@ def test_new_classes_are_columns_in_the_order_of_their_numbers(source: Any) -> N
 
 def test_a_transformed_data_set_is_a_sentence(tmp_path: Path) -> None:
     tensors = VisionFolder([torch.zeros(3, 8, 8)] * 4, [0, 1, 0, 1])
-    with pytest.raises(FlashbackError, match="are no PIL images; leave out the transform or format of the data set"):
+    with pytest.raises(FlashbackError, match="are not PIL images; leave out the transform or format of the data set"):
         Learner.create(tmp_path / "m", settings=QUICK).learn(tensors)
 
 

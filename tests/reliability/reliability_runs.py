@@ -18,7 +18,8 @@ import storm
 
 import flashback
 from flashback.config import CheckpointConfig, RunConfig
-from flashback.training.checkpoints import Interrupted, digest, digest_of
+from flashback.files import sha256
+from flashback.training.checkpoints import Interrupted, digest_of
 
 NEVER = 1e6  # minutes until a checkpoint, which no test lives to see
 
@@ -67,7 +68,7 @@ def sign(manifest: Path, values: Any = None) -> None:
     """Make a manifest true again after its tensors were changed, as a forger would; with other values if given."""
     document = json.loads(manifest.read_text())
     content = manifest.with_suffix(".safetensors").read_bytes()
-    document |= {"tensors": digest(content), "size": len(content)}
+    document |= {"tensors": sha256(content), "size": len(content)}
     if values is not None:
         document["values"] = values
     document.pop("digest")

@@ -90,7 +90,7 @@ def _as_array(value: Any, key: str, name: str) -> Array:
     try:
         return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError):  # bfloat16, which numpy lacks, or lists of unequal lengths
-        raise FlashbackError(f"{name}: '{key}' is no array; give a numpy array or a tensor") from None
+        raise FlashbackError(f"{name}: '{key}' is not an array; give a numpy array or a tensor") from None
 
 
 def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> Array:

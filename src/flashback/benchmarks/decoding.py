@@ -28,8 +28,8 @@ def decode_image(content: bytes, image_shape: tuple[int, int, int] | None = None
         The pixels, uint8 [C, H, W].
 
     Raises:
-        ValueError: If it is no image, or has more than 8 bits a channel. Damaged files raise nearly every exception;
-            `reading` turns them into a sentence.
+        ValueError: If it is not an image, or has more than 8 bits a channel. Damaged files raise nearly every
+            exception; `reading` turns them into a sentence.
     """
     from PIL import Image, UnidentifiedImageError
 

@@ -41,7 +41,7 @@ class DataRecord:
     class_names: tuple[str, ...]
     training_images: tuple[int, ...]  # of each task
     test_images: tuple[int, ...]
-    revisited: tuple[tuple[int, ...], ...] = ()  # known classes of each task, if any come again
+    revisited: tuple[tuple[int, ...], ...] = ()  # known classes of each task, if any reappear
 
     @property
     def tasks(self) -> list[tuple[range, tuple[int, ...]]]:

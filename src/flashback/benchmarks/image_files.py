@@ -1,7 +1,6 @@
 """Datasets of image files, decoded once into one mapped .npy file per class that all orders, splits and sizes share."""
 
 import fcntl
-import hashlib
 import math
 import os
 import re
@@ -26,7 +25,7 @@ from flashback.benchmarks.mapped_images import MappedImages
 from flashback.benchmarks.splits import imagenet100_classes
 from flashback.benchmarks.tasks import SMALL_SIDE, Array, RawDataset, RawSplit, data_folder, reading
 from flashback.errors import FlashbackError, printable, require, warn_once
-from flashback.files import LOCK, NO_SPACE, open_to_append
+from flashback.files import LOCK, NO_SPACE, open_to_append, sha256
 
 CACHE = ".flashback"
 VERSION = 3  # of the cache: raise it when images are decoded differently
@@ -62,7 +61,7 @@ class Store:
 
 def _checksum(files: Iterable[File], *, stamps: bool) -> str:
     lines = (f"{file.name}\t{file.size}\t{file.stamp if stamps else ''}\n" for file in files)
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256("".join(lines).encode("utf-8", "surrogateescape"))
 
 
 def from_files(

@@ -79,8 +79,8 @@ def list_images(source: str | Path, labelled: bool = False, part: Part = "test")
     return images
 
 
-def refuse_case_twins(names: Iterable[str], known: Collection[str] = ()) -> None:
-    """Refuse a class name that differs only in case from another one or from a known one."""
+def check_case_conflicts(names: Iterable[str], known: Collection[str] = ()) -> None:
+    """Refuse a class name that differs only in case from another one, or from a known class."""
     spellings = {name.casefold(): name for name in known}
     for name in dict.fromkeys(names):
         other = name if name in known else spellings.setdefault(name.casefold(), name)

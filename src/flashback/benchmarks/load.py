@@ -56,11 +56,11 @@ def load_benchmark(
         order: The class order: "identity", a number that seeds a permutation, "seed" for the seed of the run, or a
             list that names each class once, by label or by class name. Default: that of the benchmark.
         sizes: The number of classes of each task: a list, a number for equal tasks, or a text such as "50+5x10".
-            A benchmark whose classes come again has fixed tasks and takes none.
+            A benchmark whose classes reappear has fixed tasks and takes none.
         validation: The fraction of the training images of each class that replaces the test images.
         seed: Selects the validation images, and the class order if `order` is "seed".
         download: Whether missing files may be downloaded.
-        tasks: Use the first so many tasks only.
+        tasks: How many tasks to use, from the first on; None: all.
         labels_only: Load the labels but no images; small noise images take their place. Fast, for counting.
 
     Returns:
@@ -79,8 +79,8 @@ def load_benchmark(
         by_label = raw.class_names
     labels = class_order(order, dataset.classes, seed, by_label)
     require(
-        sizes is None or not spec.again,
-        f"the tasks of {spec.name} are fixed, as its classes come again; leave benchmark.sizes out",
+        sizes is None or not spec.revisit_after,
+        f"the tasks of {spec.name} are fixed, because its classes reappear; leave benchmark.sizes out",
     )
     ranges = consecutive(spec.sizes) if sizes is None else task_ranges(sizes, dataset.classes)
     count = len(ranges)
@@ -203,7 +203,7 @@ def _tasks(
     spec: Spec, parts: tuple[Part, Part], order: Sequence[int], ranges: list[range], names: Sequence[str]
 ) -> Iterator[Task]:
     position = np.argsort(np.array(order))  # label -> position in the order
-    occurrences = (0, *spec.again)  # tasks since the first one of a class
+    occurrences = (0, *spec.revisit_after)  # tasks since the first one of a class
     first = np.repeat(np.arange(len(ranges)), [len(classes) for classes in ranges])  # task of each column
     labels = [position[split.labels[rows]] for split, rows in parts]
     turns = _turns(labels[0], len(occurrences))
@@ -212,7 +212,7 @@ def _tasks(
         masks = np.take(occurrences, turns) == age[0], np.isin(age[1], occurrences)
         selection = [rows[mask] for (_, rows), mask in zip(parts, masks, strict=True)]
         columns = [present[mask] for present, mask in zip(labels, masks, strict=True)]
-        revisited = tuple(column for column in range(classes.start) if index - first[column] in spec.again)
+        revisited = tuple(column for column in range(classes.start) if index - first[column] in spec.revisit_after)
         absent, untested = (sorted({*revisited, *classes} - set(present.tolist())) for present in columns)
         if absent:
             raise FlashbackError(f"task {index + 1} has no training images of class '{names[absent[0]]}'; add some")

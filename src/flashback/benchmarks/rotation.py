@@ -21,6 +21,6 @@ def rotated(images: torch.Tensor, degrees: float) -> torch.Tensor:
     turn = [[cosine, -sine * height / width, 0.0], [sine * width / height, cosine, 0.0]]
     matrix = torch.tensor([turn], dtype=torch.float64)
     grid = F.affine_grid(matrix, [1, 1, height, width], align_corners=False)
-    pixels = images.reshape(1, -1, height, width).double()  # all images turn alike, so they are channels of one
+    pixels = images.reshape(1, -1, height, width).double()  # channels of one image, as all turn by one angle
     result = F.grid_sample(pixels, grid, align_corners=False)
     return result.round().clamp(0, 255).to(torch.uint8).reshape(images.shape)

@@ -42,7 +42,7 @@ class Spec:
     sizes: tuple[int, ...]
     written_sizes: str = ""  # such as 50 + 5x10
     order: str = "identity"
-    again: tuple[int, ...] = ()  # so many tasks after their first one the classes of a task come again
+    revisit_after: tuple[int, ...] = ()  # how many tasks after their first one the classes of a task reappear
     degrees: tuple[int, ...] = ()  # by which the images of each task are rotated
 
 

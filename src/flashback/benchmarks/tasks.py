@@ -45,7 +45,7 @@ class Task:
         classes: The labels of its new classes; may be empty from the second task on.
         train: Its training images.
         test: Its test images.
-        revisited: The labels of the known classes that come again in this task.
+        revisited: The labels of the known classes that reappear in this task.
     """
 
     index: int

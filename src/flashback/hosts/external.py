@@ -1,7 +1,6 @@
 """Hosts and nets from outside the package: those of installed packages, and those in a file that the user names."""
 
 import ast
-import hashlib
 import sys
 import traceback
 import warnings
@@ -14,10 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from flashback.errors import FlashbackError
+from flashback.files import sha256
 from flashback.hosts.base import HOSTS
 from flashback.nets import NETS
 from flashback.nets.build import WEIGHTS
-from flashback.registry import Registry
+from flashback.registry import Registry, file_of
 
 GROUP = "flashback.hosts"
 REGISTRIES: dict[str, Registry[Any]] = {registry.kind: registry for registry in (HOSTS, NETS)}
@@ -55,7 +55,7 @@ def load_host_file(path: str | Path) -> list[str]:
         raise FlashbackError(f"--host-file {path} cannot be read ({problem.strerror}); check the path") from None
     files = with_imports(path.resolve())
     # A private name for every file, so that no file hides another.
-    name = "_flashback_host_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    name = "_flashback_host_" + sha256(str(path.resolve()))[:16]
     module = next((module for module in host_modules() if module.__name__ == name), None)
     if module is None or module.__code__ != digest(files):
         unload(module, files)
@@ -124,11 +124,6 @@ def host_modules() -> list[HostModule]:
     return [module for module in list(sys.modules.values()) if isinstance(module, HostModule)]
 
 
-def file_of(module: ModuleType) -> Path | None:
-    file = getattr(module, "__file__", None)
-    return Path(file).resolve() if file else None
-
-
 def external_code(host: str, net: str) -> dict[str, str]:
     """A digest of the external files that define a host and its net, under "code"; empty where there are none.
 
@@ -143,7 +138,7 @@ def external_code(host: str, net: str) -> dict[str, str]:
 
 
 def digest(files: Iterable[Path]) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
+    return sha256(b"".join(file.read_bytes() for file in sorted(files)))[:16]
 
 
 def files_of(key: Key, entry: object) -> set[Path]:

@@ -1,4 +1,4 @@
-"""Models in use: predict, evaluate and export, for image files of any size; and models that go on learning."""
+"""Models in use: predict, evaluate and export, for image files of any size; and models that keep learning."""
 
 from flashback.models.evaluation import FileEvaluation, evaluate_files
 from flashback.models.export import export_model

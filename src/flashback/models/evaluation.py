@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from flashback.benchmarks.image_lists import refuse_case_twins
+from flashback.benchmarks.image_lists import check_case_conflicts
 from flashback.errors import require, unknown
 from flashback.metrics import class_accuracies
 from flashback.models.model import Model, as_model
@@ -108,7 +108,7 @@ def evaluate_files(model: Model | str | Path, images: Source, *, progress: bool 
     column_of = {name: column for column, name in enumerate(model.class_names)}
     require(len(column_of) == len(model.class_names), "two classes of this model have the same name")
     names = [_class_name(image.label, model) for image in listed]
-    refuse_case_twins(names, column_of)
+    check_case_conflicts(names, column_of)
     left_out = Counter(name for name in names if name not in column_of)
     if len(left_out) == len(set(names)):
         raise unknown("class", names[0], model.class_names)

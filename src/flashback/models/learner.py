@@ -1,4 +1,4 @@
-"""A model that goes on learning: every update adds images of new or known classes, and may be undone."""
+"""A model that keeps learning: every update adds images of new or known classes, and may be undone."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from flashback.models.evaluation import FileEvaluation, evaluate_files
 from flashback.models.export import export_model
 from flashback.models.model import Model
 from flashback.models.prediction import Predictions, predict_files
-from flashback.models.sources import Collected, Source, collect, image_shape_for, list_parts
-from flashback.models.versions import ACCEPTED, CHECKPOINT, REFUSED, ModelFolder, ModelSettings, PastTask, Version
+from flashback.models.sources import LabelledImages, Source, collect, image_shape_for, list_parts
+from flashback.models.versions import ACCEPTED, REFUSED, ModelFolder, ModelSettings, PastTask, Version
 from flashback.recipes import config_from_dict, configure
+from flashback.records import CHECKPOINT
 from flashback.seeds import seeded_generator
 from flashback.training.building import build_method, explaining_failures
 from flashback.training.checkpoints import Checkpoints, digest_of
@@ -114,13 +115,14 @@ class Learner:
         choices |= {} if memory is None else {"host.memory_size": memory}
         config = configure(host, BENCHMARK, flashback=flashback, seed=seed, settings={**choices, **(settings or {})})
         require(
-            HOSTS[host].task_by_task, f"{host} needs all tasks at once, so it cannot go on learning; choose another"
+            HOSTS[host].task_by_task,
+            f"{host} needs all tasks at once, so it cannot learn update by update; choose another",
         )
         path = Path(folder).expanduser()
         model = ModelFolder(path)
-        model.check_free()
+        model.check_new_folder()
         with model.lock():
-            model.check_free()
+            model.check_new_folder()
             model.write_settings(ModelSettings(to_dict(config), image_size, holdout, held_out_per_class))
         return cls(path, device)
 
@@ -144,8 +146,8 @@ class Learner:
                 or Hugging Face, a mapping of "train" and "test" to such data sets, or a mapping of class names
                 to arrays. A split into train and test is used; otherwise a share of the images of each class is held
                 out.
-            max_drop: Refuse the update if the known classes lose more than so many points of mean accuracy.
-            max_class_drop: Refuse it if one of them loses more than so many points.
+            max_drop: Refuse the update if the known classes lose more than this many points of mean accuracy.
+            max_class_drop: Refuse it if one of them loses more than this many points.
             observers: Functions that are called with every event of the training.
             progress: Show a progress bar while images are read, if there is a terminal.
 
@@ -170,14 +172,14 @@ class Learner:
         parent = self._current()
         known = parent.classes if parent else ()
         shape = cast(Shape, parent.image_shape) if parent else image_shape_for(listed, self.settings.image_size)
-        collected = collect(listed, shape, known, progress)
-        tested = collect(tests, shape, known, progress) if tests else None
-        self.skipped = {**collected.skipped, **(tested.skipped if tested else {})}
-        content = digest_of([collected.digest(), tested.digest() if tested else None])
+        train_images = collect(listed, shape, known, progress)
+        test_images = collect(tests, shape, known, progress) if tests else None
+        self.skipped = {**train_images.skipped, **(test_images.skipped if test_images else {})}
+        content = digest_of([train_images.digest(), test_images.digest() if test_images else None])
         for version in (recovered, parent):
             if version is not None and version.content == content:
                 return version  # these images are learned already
-        update = self._prepare(parent, collected, tested, content)
+        update = self._prepare(parent, train_images, test_images, content)
         self._begin(update)
         trainer, seconds = self._train(update, observers)
         version = self._judge(update, trainer.host, limits, seconds)
@@ -195,20 +197,24 @@ class Learner:
         self._finish(version)
         return version
 
-    def _prepare(self, parent: Version | None, collected: Collected, tested: Collected | None, content: str) -> Update:
+    def _prepare(
+        self, parent: Version | None, train_images: LabelledImages, test_images: LabelledImages | None, content: str
+    ) -> Update:
         known, number = parent.classes if parent else (), 1 + max(self.folder.numbers(), default=0)
-        classes = (*known, *collected.new)
+        classes = (*known, *train_images.new)
         column = {name: k for k, name in enumerate(classes)}
-        labels = torch.tensor([column[name] for name in collected.names])
-        if tested is not None:
-            stray = sorted(set(tested.names) - set(classes))
+        labels = torch.tensor([column[name] for name in train_images.names])
+        if test_images is not None:
+            stray = sorted(set(test_images.names) - set(classes))
             require(
                 not stray, f"there are test images of '{stray[0] if stray else ''}' but no training images; add some"
             )
-            train = Images(collected.x, labels)
-            held_out = Images(tested.x, torch.tensor([column[name] for name in tested.names], dtype=torch.int64))
+            train = Images(train_images.x, labels)
+            held_out = Images(
+                test_images.x, torch.tensor([column[name] for name in test_images.names], dtype=torch.int64)
+            )
         else:
-            train, held_out = self._split(collected.x, labels, number)
+            train, held_out = self._split(train_images.x, labels, number)
         revisited = tuple(sorted({int(label) for label in torch.unique(labels) if label < len(known)}))
         earlier = self.folder.held_out(parent) if parent else Images(held_out.x[:0], held_out.y[:0])
         sample = limited(joined(earlier, held_out), self.settings.held_out_per_class, self.config.seed, number)
@@ -225,7 +231,7 @@ class Learner:
             skipped=len(self.skipped),
             copies=count_copies(train, joined(earlier, held_out)),
             classes=classes,
-            new=collected.new,
+            new=train_images.new,
             revisited=tuple(classes[label] for label in revisited),
             judged={
                 classes[label]: int((evaluation.y == label).sum()) for label in torch.unique(evaluation.y).tolist()
@@ -235,7 +241,7 @@ class Learner:
             decision=ACCEPTED,
             reason="",
             seconds=0.0,
-            tasks=(*(parent.tasks if parent else ()), PastTask(len(collected.new), revisited)),
+            tasks=(*(parent.tasks if parent else ()), PastTask(len(train_images.new), revisited)),
             image_shape=tuple(train.x.shape[1:]),
             mean=mean,
             std=std,
@@ -256,7 +262,7 @@ class Learner:
         return Images(x[~held_out], labels[~held_out]), Images(x[held_out], labels[held_out])
 
     def _begin(self, update: Update) -> None:
-        """Note down what is being learned; an unfinished update of the same images goes on.
+        """Write down what is being learned; an unfinished update of the same images continues.
 
         One of other images is refused, unless it was killed before its first checkpoint and has nothing to lose.
         """
@@ -308,9 +314,9 @@ class Learner:
         if update.parent is not None:
             known = images.y < len(update.parent.classes)
             old = Images(images.x[known], images.y[known])
-            before = class_accuracies(self.load(update.parent.number).host, old, classes)
+            before = accuracy_by_class(self.load(update.parent.number).host, old, classes)
         host.learned = host.task.classes.stop
-        after = class_accuracies(host.eval(), images, classes)
+        after = accuracy_by_class(host.eval(), images, classes)
         date = datetime.now(UTC).isoformat(timespec="seconds")
         version = replace(update.version, date=date, before=before, after=after, seconds=round(seconds, 1))
         reason = reason_to_refuse(version, *limits)
@@ -470,7 +476,7 @@ class Update:
 
 
 def fresh(state: RunState) -> RunState:
-    """The state at the end of a version, as the start of an update: its measurements do not go on."""
+    """The state at the end of a version, as the start of an update, without its measurements."""
     return RunState(state.tensors, {**state.values, "history": asdict(History())})
 
 
@@ -510,7 +516,7 @@ def joined(first: Images, second: Images) -> Images:
 
 
 def limited(images: Images, per_class: int, seed: int, number: int) -> Images:
-    """Keep at most so many images of each class, drawn at random."""
+    """Keep at most `per_class` images of each class, drawn at random."""
     parts = []
     for label in torch.unique(images.y).tolist():
         rows = torch.nonzero(images.y == label).flatten()
@@ -520,7 +526,7 @@ def limited(images: Images, per_class: int, seed: int, number: int) -> Images:
     return Images(images.x[rows_to_keep], images.y[rows_to_keep])
 
 
-def class_accuracies(host: Host, images: Images, names: Sequence[str]) -> dict[str, float]:
+def accuracy_by_class(host: Host, images: Images, names: Sequence[str]) -> dict[str, float]:
     """Percent correct of each class that has images."""
     if not len(images):
         return {}

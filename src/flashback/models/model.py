@@ -92,7 +92,7 @@ def load_model(path: str | Path, device: str | torch.device = "auto", *, host_fi
     """Load a trained model, whatever kind of folder holds it.
 
     Args:
-        path: The folder of a finished run, or of a model that goes on learning.
+        path: The folder of a finished run, or of a model that keeps learning.
         device: "cpu", "cuda", or "auto" for a GPU if there is one.
         host_file: Python files that register hosts or nets of your own.
 

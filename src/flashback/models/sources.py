@@ -20,11 +20,11 @@ from flashback.benchmarks.image_lists import (
     HELD_OUT,
     ListedImage,
     Shape,
+    check_case_conflicts,
     fit_array,
     has_split,
     list_images,
     read_batches,
-    refuse_case_twins,
 )
 from flashback.benchmarks.tasks import Array, reading
 from flashback.errors import FlashbackError, printable, require
@@ -38,8 +38,8 @@ USUAL_SIDE, SMALLEST_SIDE, LARGEST_SIDE = 32, 8, 64
 
 
 @dataclass(frozen=True, eq=False)
-class Collected:
-    """Images that were read.
+class LabelledImages:
+    """Images that were read, with their classes.
 
     Attributes:
         x: uint8 [n, C, H, W].
@@ -94,7 +94,9 @@ def image_shape_for(images: Sequence[ListedImage], size: int | None) -> Shape:
     return channels, size, size
 
 
-def collect(images: Sequence[ListedImage], shape: Shape, known: Sequence[str], progress: bool = False) -> Collected:
+def collect(
+    images: Sequence[ListedImage], shape: Shape, known: Sequence[str], progress: bool = False
+) -> LabelledImages:
     """Read images and fit them to one shape; those that cannot be read are skipped.
 
     Args:
@@ -108,7 +110,7 @@ def collect(images: Sequence[ListedImage], shape: Shape, known: Sequence[str], p
     """
     from flashback.progress_bar import TerminalProgress
 
-    refuse_case_twins((str(image.label) for image in images), known)
+    check_case_conflicts((str(image.label) for image in images), known)
     skipped, pieces, numbered = dict[str, str](), list[Tensor](), list[tuple[int, str]]()
     with TerminalProgress(shown=progress) as bar:
         line = bar.add_task("images", total=len(images))
@@ -121,11 +123,11 @@ def collect(images: Sequence[ListedImage], shape: Shape, known: Sequence[str], p
         warnings.warn(f"no image of '{name}' can be read, so it is not learned", stacklevel=2)
     ordered = dict.fromkeys(name for _, name in sorted(numbered, key=itemgetter(0)))
     new = tuple(name for name in ordered if name not in known)
-    return Collected(with_strides_of_benchmarks(torch.cat(pieces)), names, new, skipped)
+    return LabelledImages(contiguous_like_benchmarks(torch.cat(pieces)), names, new, skipped)
 
 
-def with_strides_of_benchmarks(x: Tensor) -> Tensor:
-    """Grey images have strides in which torch sees another memory format, whose convolutions round differently."""
+def contiguous_like_benchmarks(x: Tensor) -> Tensor:
+    """Give grey images the strides that benchmarks have: with others, torch rounds their convolutions differently."""
     return x.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2) if x.shape[1] == 1 else x
 
 
@@ -229,5 +231,5 @@ def _read_item(dataset: Any, row: int, column: Any, name: str, shape: Shape | No
     with reading(Path(name)):
         picture = dataset[row][column]
         if not hasattr(picture, "convert"):
-            raise FlashbackError("its images are no PIL images; leave out the transform or format of the data set")
+            raise FlashbackError("its images are not PIL images; leave out the transform or format of the data set")
         return fit_upright(picture.copy(), shape)

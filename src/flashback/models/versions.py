@@ -1,4 +1,4 @@
-"""The versions of a model that goes on learning, in one folder.
+"""The versions of a model that keeps learning, in one folder.
 
     model.json          how the model learns; written once
     current.json        the number of the version in use
@@ -35,17 +35,18 @@ from flashback.files import (
     read_file,
     refuse_special,
     remove_folder,
+    sha256,
     write_atomically,
 )
-from flashback.records import FolderInUseError, RunFolder, is_begun
-from flashback.training.checkpoints import Checkpoints, digest, digest_of
+from flashback.records import CHECKPOINT, FolderInUseError, RunFolder, is_begun
+from flashback.training.checkpoints import Checkpoints, digest_of
 from flashback.training.trainer import RunState
 
 FORMAT = 1
 SETTINGS, CURRENT, VERSION, VERSIONS, UPDATE = "model.json", "current.json", "version.json", "versions", "update"
 DROPPED = f".{UPDATE}"  # an update that is being removed
 CHECKSUM = "checksum"  # in version.json: a digest of everything else in it
-CHECKPOINT, HELD_OUT = "checkpoint", "held-out.safetensors"
+HELD_OUT = "held-out.safetensors"
 ACCEPTED, REFUSED = "accepted", "refused"
 SIDES = range(8, 2**14)  # of images
 RESTORE = "restore it from a copy of the folder"
@@ -55,7 +56,7 @@ REMEDY["update.json"] = "remove its folder to drop the unfinished update"
 
 @dataclass(frozen=True)
 class PastTask:
-    """What an update brought: the number of new classes, and the columns of known ones that came again."""
+    """What an update brought: the number of new classes, and the columns of known ones that reappeared."""
 
     new: int
     revisited: tuple[int, ...]
@@ -205,10 +206,10 @@ class ModelFolder:
 
     # ------------------------------------------------------------ settings and the current version
 
-    def check_free(self) -> None:
+    def check_new_folder(self) -> None:
         """Refuse a folder that holds a model, a run or other files."""
         path = printable(self.path)
-        require(not self.exists, f"{path} holds a model already; `flashback learn` goes on with it")
+        require(not self.exists, f"{path} holds a model already; `flashback learn` continues it")
         require(not is_begun(self.path), f"{path} holds a run, which is not a model that learns on; give a new folder")
         others = [entry for entry in self.path.glob("*") if not entry.name.startswith(".")]
         require(not others, f"{path} holds other files; give a new folder for the model")
@@ -217,7 +218,7 @@ class ModelFolder:
         self.write(self.path / SETTINGS, asdict(settings))
 
     def discard_if_empty(self) -> None:
-        """Remove a new model that has nothing to go on with, so that it can be made with other settings."""
+        """Remove a new model that has learned nothing, so that it can be made with other settings."""
         with suppress(FolderInUseError), self.lock():
             if not self.numbers() and not self.update.exists():
                 (self.path / SETTINGS).unlink(missing_ok=True)
@@ -241,7 +242,7 @@ class ModelFolder:
         number = self.read(self.path / CURRENT).get("version")
         require(
             type(number) is int,
-            f"{printable(self.path / CURRENT)} is damaged; `flashback rollback MODEL VERSION` writes it anew",
+            f"{printable(self.path / CURRENT)} is damaged; `flashback rollback MODEL VERSION` writes it again",
         )
         return number
 
@@ -310,7 +311,7 @@ class ModelFolder:
         path, checksum = self.folder(version.number) / HELD_OUT, self.record(version.number).get(HELD_OUT)
         try:
             content = read_file(path, 2**40)
-            if checksum not in (None, digest(content)):
+            if checksum not in (None, sha256(content)):
                 raise ValueError
             tensors = safetensors.torch.load(content)
             return Images(tensors["images"], tensors["labels"])
@@ -328,7 +329,7 @@ class ModelFolder:
         tensors: dict[str, Tensor] = {"images": held_out.x.contiguous(), "labels": held_out.y}
         content = safetensors.torch.save(tensors)
         write_atomically(part / HELD_OUT, content)
-        values = asdict(version) | {HELD_OUT: digest(content)}
+        values = asdict(version) | {HELD_OUT: sha256(content)}
         self.write(part / VERSION, values | {CHECKSUM: digest_of(values)})
         with explaining_failure(self.folder(version.number)):
             os.replace(part, self.folder(version.number))

@@ -1,7 +1,6 @@
 """A run folder: config.yaml, run.json, log.jsonl and results.json, plain text that is written atomically."""
 
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from flashback.errors import FlashbackError, require
 from flashback.plain_yaml import read_yaml
 
 CONFIG, RUN, LOG, RESULTS = "config.yaml", "run.json", "log.jsonl", "results.json"
+CHECKPOINT = "checkpoint"  # the folder of the states that a run continues from
 TRACKERS = "trackers.json"  # the ids by which trackers know the run
 PLAN = "sweep.json"  # beside the runs of a sweep: what they are
 CHECKSUM = "results_checksum"  # in run.json
@@ -118,7 +118,7 @@ class RunFolder:
     def finish(self, run: Mapping[str, Any], results: Mapping[str, Any]) -> None:
         """Write the results, which make it a finished run, and before that their checksum beside what else is known."""
         content = json.dumps(dict(results), indent=1) + "\n"
-        self.write_run({**run, CHECKSUM: checksum_of(content)})
+        self.write_run({**run, CHECKSUM: files.sha256(content)})
         self.write(RESULTS, content)
 
     def write_run(self, run: Mapping[str, Any]) -> None:
@@ -169,8 +169,8 @@ def check_settings(path: Path, config: Mapping[str, Any], resolve: Resolve) -> N
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-    one, other = dotted(first), dotted(second)
-    keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+    left, right = dotted(first), dotted(second)
+    keys = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
     return [key for key in keys if key.split(".")[0] not in ignored]
 
 
@@ -206,14 +206,10 @@ def read_record(path: str | Path) -> RunRecord:
     path = Path(path)
     record = RunRecord(path, read_config(path), _read_json(path / RUN), _read_json(path / RESULTS))
     require(
-        record.run.get(CHECKSUM) in (None, checksum_of(_text(path / RESULTS, files.LARGEST_RECORD))),
+        record.run.get(CHECKSUM) in (None, files.sha256(_text(path / RESULTS, files.LARGEST_RECORD))),
         f"{path} is not a run record: {RESULTS} was changed, or belongs to another run",
     )
     return record
-
-
-def checksum_of(content: str) -> str:
-    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A checkpoint is a file of tensors (safetensors) and a manifest (JSON) with check
 manifest is written last, so a checkpoint is complete or does not exist. Nothing is unpickled.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -27,7 +26,16 @@ from flashback import ranks
 from flashback.config import CheckpointConfig, build
 from flashback.errors import FlashbackError, require
 from flashback.errors import Interrupted as Interrupted
-from flashback.files import LARGEST_RECORD, NO_SPACE, REMEDIES, make_folder, read_file, refuse_special, write_atomically
+from flashback.files import (
+    LARGEST_RECORD,
+    NO_SPACE,
+    REMEDIES,
+    make_folder,
+    read_file,
+    refuse_special,
+    sha256,
+    write_atomically,
+)
 from flashback.records.terms import SETTINGS
 from flashback.training.result import History
 from flashback.training.trainer import Position, RunState
@@ -114,7 +122,7 @@ class Checkpoints:
         number = f"{1 + max((int(path.stem) for path in self.manifests()), default=0):06d}"
         content = serialised(state)
         values = {**state.values, "log_bytes": self.log_size(), "run": self.run, "format": FORMAT}
-        manifest = {"tensors": digest(content), "size": len(content), "values": values}
+        manifest = {"tensors": sha256(content), "size": len(content), "values": values}
         try:
             write_atomically(self.folder / f"{number}.safetensors", content)
             write_atomically(self.folder / f"{number}.json", json.dumps({"digest": digest_of(manifest), **manifest}))
@@ -220,12 +228,8 @@ def storable(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def digest_of(values: Any) -> str:
-    return digest(json.dumps(values, sort_keys=True).encode())
+    return sha256(json.dumps(values, sort_keys=True))
 
 
 def read_checkpoint(manifest: Path) -> RunState:
@@ -235,7 +239,7 @@ def read_checkpoint(manifest: Path) -> RunState:
         document = json.loads(read_file(manifest, LARGEST_RECORD))
         expected = document.pop("digest")
         content = read_file(manifest.with_suffix(".safetensors"), document["size"])
-        require((expected, document["tensors"]) == (digest_of(document), digest(content)), "a checksum is wrong")
+        require((expected, document["tensors"]) == (digest_of(document), sha256(content)), "a checksum is wrong")
         check_values(document["values"])
         return RunState(safetensors.torch.load(content), document["values"])
     except FileNotFoundError:

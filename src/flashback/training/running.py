@@ -28,8 +28,6 @@ from flashback.training.result import TrainingResult
 from flashback.training.trackers import import_tracker, tracking
 from flashback.training.trainer import Event, Observer, RunState, Trainer
 
-CHECKPOINT = "checkpoint"  # the folder in that of a run
-
 
 def run(
     config: RunConfig,
@@ -198,7 +196,7 @@ def _run_in_folder(
     facts = environment.describe(config, benchmark, method.host.device, precision)
     changed_keys = environment.compare(folder, facts)
     digest = run_digest(config, benchmark.checksum)
-    checkpoints = Checkpoints(folder.path / CHECKPOINT, config.checkpoint, folder.log_size, digest)
+    checkpoints = Checkpoints(folder.path / records.CHECKPOINT, config.checkpoint, folder.log_size, digest)
     state = checkpoints.load()
     if state is not None and "code" in changed_keys and not other_code:
         # A run of mixed code would not be comparable with others; only `resume` continues it.
@@ -345,7 +343,7 @@ def kept_state(path: Path, config: RunConfig, benchmark: Benchmark, after_tasks:
         type(count) is int and 1 <= count <= tasks,
         f"after_tasks is a number of tasks from 1 to {tasks}, not {abbreviate(count)}",
     )
-    checkpoints = Checkpoints(path / CHECKPOINT, config.checkpoint, run=digest)
+    checkpoints = Checkpoints(path / records.CHECKPOINT, config.checkpoint, run=digest)
     state = (checkpoints if count == tasks else checkpoints.after(count)).load()
     if state is not None and state.values["position"]["task"] == count:
         return state
