@@ -20,7 +20,8 @@ from reliability_runs import NEVER, answer, go_on, icarl, linger, stoppable
 import flashback
 from flashback import FlashbackError
 from flashback.config import CheckpointConfig
-from flashback.studies.processes import STOPPED, run_in_processes
+from flashback.engines.following import STOPPED
+from flashback.studies.processes import run_in_processes
 from flashback.training import Checkpoints, Interrupted, checkpoints
 from flashback.training.step import TrainingStep
 

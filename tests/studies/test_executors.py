@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flashback.cli.studies import Pace, clock
+from flashback.cli.studies import Throughput, clock
 from flashback.engines import following
 from flashback.engines.following import Follower, survey_folder
 from flashback.errors import FlashbackError
@@ -60,7 +60,7 @@ def test_an_unknown_place_is_refused() -> None:
 @pytest.mark.parametrize("amount", [-1, True, "two", math.nan, math.inf, None, [1]])
 def test_an_amount_for_a_run_that_makes_no_sense_is_refused(amount: object) -> None:
     for name in ("cpus", "gpus", "memory"):
-        with pytest.raises(FlashbackError, match=rf"^{name} of a run \(--per-run\) is a number from 0, not "):
+        with pytest.raises(FlashbackError, match=rf"^--per-run {name} must be a number, 0 or more, not "):
             find_executor("ray", None, {name: amount})
 
 
@@ -71,7 +71,7 @@ def test_a_study_trains_where_the_executor_says(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.names: list[str] = []
 
-        def at_once(self, jobs: Any) -> int:
+        def max_parallel(self, jobs: Any) -> int:
             return 1
 
         def device(self, device: Any) -> str:
@@ -161,13 +161,13 @@ def test_the_cost_of_what_waits_follows_from_what_is_done(tmp_path: Path) -> Non
     assert estimate.seconds == pytest.approx(200.0)
 
 
-def test_the_pace_tells_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_throughput_tells_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("flashback.cli.studies.time.monotonic", lambda: now)
-    pace = Pace()
-    assert pace.summary({"a": "done", "b": "waiting", "c": "running"}) == "1 done, 1 running, 1 waiting"
+    throughput = Throughput()
+    assert throughput.summary({"a": "done", "b": "waiting", "c": "running"}) == "1 done, 1 running, 1 waiting"
     now = 1800.0
-    summary = pace.summary({"a": "done", "b": "done", "c": "running", "d": "waiting"})
+    summary = throughput.summary({"a": "done", "b": "done", "c": "running", "d": "waiting"})
     assert summary == "2 done, 1 running, 1 waiting; 2.0 an hour, 1 h 00 min left"
-    assert "; 3,600 an hour" in pace.summary(dict.fromkeys(map(str, range(1801)), "done") | {"d": "waiting"})
+    assert "; 3,600 an hour" in throughput.summary(dict.fromkeys(map(str, range(1801)), "done") | {"d": "waiting"})
     assert clock(75) == "1 min 15 s"

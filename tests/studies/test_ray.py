@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 from torch import equal
 
 from flashback.engines import folders
-from flashback.engines.folders import Changes, bring
+from flashback.engines.folders import Changes, write_run_files
+from flashback.engines.following import STOPPED
 from flashback.errors import FlashbackError
 from flashback.studies import on_ray
 from flashback.studies.executors import find_executor
@@ -211,7 +212,7 @@ def test_a_folder_is_brought_so_that_it_can_be_resumed(tmp_path: Path) -> None:
     (here / "link").symlink_to(here / "log.jsonl")
     changes = Changes(here)
     files, names = changes.take()
-    bring(there, files, names)
+    write_run_files(there, files, names)
     assert sorted(names) == ["checkpoint/000001.json", "checkpoint/000001.safetensors", "log.jsonl"]
     assert {name: (there / name).read_text() for name in names} == {name: name for name in names}
     assert changes.take()[0] == {}
@@ -223,11 +224,13 @@ def test_a_folder_is_brought_so_that_it_can_be_resumed(tmp_path: Path) -> None:
     written = list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folders, "write_atomically", lambda path, content: written.append(path.name))
-        bring(there, {**files, "results.json": b"", "checkpoint/000002.safetensors": b""}, names, lasting=True)
+        write_run_files(
+            there, {**files, "results.json": b"", "checkpoint/000002.safetensors": b""}, names, lasting=True
+        )
     assert written == ["log.jsonl", "000002.safetensors", "000002.json", "results.json"]
     assert not (there / "checkpoint" / "000001.json").exists()
-    with pytest.raises(FlashbackError, match="no path inside"):
-        bring(there, {"../outside": b""})
+    with pytest.raises(FlashbackError, match="not a path inside"):
+        write_run_files(there, {"../outside": b""})
 
 
 def test_folders_of_the_same_path_have_different_names_on_a_cluster(tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ def test_folders_of_the_same_path_have_different_names_on_a_cluster(tmp_path: Pa
 def test_a_run_that_is_lost_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself would try one that lacks memory for ever."""
     pytest.importorskip("ray")
-    from flashback.engines.ray_nodes import LOST, RETRIES, STOPPED, Collector, Entry
+    from flashback.engines.ray_nodes import LOST, RETRIES, Collector, Entry
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     collector = Collector()
@@ -278,7 +281,7 @@ def test_runs_are_submitted_again_when_the_collector_does_not_answer(
         return {}
 
     class Collector:
-        news = SimpleNamespace(remote=lambda names: lambda: answer("news"))
+        poll = SimpleNamespace(remote=lambda names: lambda: answer("poll"))
         submit = SimpleNamespace(remote=lambda name, *given: lambda: answer(f"submit {name}"))
 
     ray = SimpleNamespace(
@@ -293,7 +296,7 @@ def test_runs_are_submitted_again_when_the_collector_does_not_answer(
     driver.placed["run"] = SimpleNamespace(job=job, attempt=2)  # type: ignore[assignment]
     driver.collect()
     driver.collect()
-    assert calls == ["news", "submit run", "news"]
+    assert calls == ["poll", "submit run", "poll"]
     assert driver.restarts == restarts
 
 
@@ -318,7 +321,7 @@ def test_a_node_asks_again_while_the_collector_is_out_of_reach(monkeypatch: pyte
 
 def test_a_node_removes_what_nobody_has_used_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    from flashback.engines.ray_nodes import A_DAY, FIRST_TASKS, in_use, node_folder
+    from flashback.engines.ray_nodes import FIRST_TASKS, UNUSED, in_use, node_folder
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     here = node_folder()
@@ -327,7 +330,7 @@ def test_a_node_removes_what_nobody_has_used_for_a_day(tmp_path: Path, monkeypat
         (here / name).mkdir()
     with in_use(here / "data-in-use"):
         for old in (here / "run-of-a-killed-process", here / "data", here / "data-in-use", here / FIRST_TASKS / "task"):
-            os.utime(old, (0, time.time() - A_DAY - 1))
+            os.utime(old, (0, time.time() - UNUSED - 1))
         node_folder()
     assert sorted(path.name for path in here.rglob("*")) == ["data-in-use", FIRST_TASKS, "new"]
 

@@ -23,7 +23,7 @@ from flashback.hosts.external import find_hosts
 from flashback.studies import on_slurm
 from flashback.studies.executors import find_executor
 from flashback.studies.jobs import Job, RunContext, is_finished
-from flashback.studies.on_slurm import FOLDER, JOBS, OnNode, Queue, Slurm, minutes
+from flashback.studies.on_slurm import FOLDER, JOBS, Slurm, SlurmDriver, SlurmTask, minutes
 from flashback.studies.sweeps import Outcome, parse_sweep, plan, run_sweep
 from flashback.training import Interrupted
 from flashback.training.environment import source_digest
@@ -102,14 +102,14 @@ def test_the_signal_of_slurm_saves_first_and_requeues_then(tmp_path: Path, monke
             signal.signal(signal.SIGUSR2, lambda *_: requeued.append(any((job.folder / "checkpoint").glob("*.json"))))
             monkeypatch.setattr(on_slurm, "attempt_on_node", attempt)
             with pytest.raises(SystemExit):
-                OnNode([job], source_digest())()
+                SlurmTask([job], source_digest())()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert requeued == [True, True]
     assert not is_finished(job)
     monkeypatch.setattr(on_slurm, "attempt_on_node", real)
-    assert OnNode([job], source_digest())() == {job.name: None}
+    assert SlurmTask([job], source_digest())() == {job.name: None}
     assert is_finished(job)
 
 
@@ -132,8 +132,10 @@ def test_a_driver_that_is_started_again_finds_its_jobs(
     (record,) = (tmp_path / "slurm" / FOLDER).glob(f"*/{JOBS}")
     first = json.loads(record.read_text())
     seen: list[Any] = []
-    follow = Queue.follow
-    monkeypatch.setattr(Queue, "follow", lambda self, job, runs: (seen.append(job.job_id), follow(self, job, runs)))
+    follow = SlurmDriver.follow
+    monkeypatch.setattr(
+        SlurmDriver, "follow", lambda self, job, runs: (seen.append(job.job_id), follow(self, job, runs))
+    )
     outcome = run_sweep(sweep, tmp_path / "slurm", on=Slurm(), device="cpu", host_file=SLOW_HOST)
     assert (outcome.finished, sorted(seen)) == (2, sorted(first.values()))
 
@@ -144,8 +146,8 @@ def test_a_run_is_saved_and_requeued_on_the_signal(tmp_path: Path, monkeypatch: 
     sweep, signalled = made_sweep(tmp_path, 1), list[str]()
     monkeypatch.setenv("SECONDS_PER_STEP", "0.05")
     jobs: list[Any] = []
-    follow = Queue.follow
-    monkeypatch.setattr(Queue, "follow", lambda self, job, runs: (jobs.append(job), follow(self, job, runs)))
+    follow = SlurmDriver.follow
+    monkeypatch.setattr(SlurmDriver, "follow", lambda self, job, runs: (jobs.append(job), follow(self, job, runs)))
 
     def watch(outcome: Outcome, name: str) -> Observer:
         def observe(event: Event) -> None:
@@ -177,7 +179,7 @@ def test_packed_runs_are_saved_though_slurm_signals_all_processes(
     sweep = replace(sweep, parts=(replace(sweep.parts[0], settings=settings),))
     find_hosts(SLOW_HOST)
     jobs = plan(sweep, tmp_path, RunContext(None, "cpu", SLOW_HOST))
-    (tmp_path / "job").write_bytes(pickle.dumps(OnNode(jobs, source_digest())))
+    (tmp_path / "job").write_bytes(pickle.dumps(SlurmTask(jobs, source_digest())))
     monkeypatch.setenv("SECONDS_PER_STEP", "0.2")
     command = [sys.executable, "-c", f"import pickle; pickle.load(open({str(tmp_path / 'job')!r}, 'rb'))()"]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
@@ -209,7 +211,7 @@ def test_a_folder_that_is_not_shared_is_noticed(tmp_path: Path, monkeypatch: pyt
             cancelled.append(self.job_id)
 
     monkeypatch.setattr(on_slurm, "PATIENCE", 0.0)
-    queue = Queue(Slurm(), tmp_path, lambda name: lambda event: None)
+    queue = SlurmDriver(Slurm(), tmp_path, lambda name: lambda event: None)
     job = Job("host", 0, {}, tmp_path / "run", RunContext(None, "cpu", None), "one")
     queue.follow(Vanished("7"), [job])
     queue.follow(Vanished("8"), [job])
@@ -225,7 +227,7 @@ def test_jobs_that_slurm_refuses_leave_nothing(tmp_path: Path, monkeypatch: pyte
     def refuse(*_: Any) -> None:
         raise RuntimeError("invalid partition")
 
-    monkeypatch.setattr(Queue, "submit", refuse)
+    monkeypatch.setattr(SlurmDriver, "submit", refuse)
     job = Job("host", 0, {}, tmp_path / "run", RunContext(None, "cpu", None), "one")
     with pytest.raises(FlashbackError, match=r"Slurm does not take the jobs \(invalid partition\); see --slurm"):
         Slurm(cluster="local")([job], lambda name: lambda event: None, tmp_path)
@@ -240,7 +242,7 @@ def test_what_is_kept_of_jobs_goes_when_they_have_left_the_queue(
     folder = tmp_path / "of-another-driver"
     folder.mkdir()
     (folder / JOBS).write_text(json.dumps({"one": "7_0", "two": "7_1"}))
-    driver = Queue(Slurm(), tmp_path / "mine", lambda name: lambda event: None)
+    driver = SlurmDriver(Slurm(), tmp_path / "mine", lambda name: lambda event: None)
     driver.problems = {"one": None}
     monkeypatch.setattr(driver, "in_queue", lambda: queue)
     driver.tidy({folder})

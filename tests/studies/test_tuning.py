@@ -147,7 +147,7 @@ def test_a_study_goes_on(fake_runs: list[Any], tmp_path: Path) -> None:
 
 def test_tuning_on_the_test_images_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    with pytest.raises(FlashbackError, match="test images are not for it"):
+    with pytest.raises(FlashbackError, match="never uses test images"):
         tune("icarl", out=tmp_path, settings={**SETTINGS, "benchmark.validation": 0.0})
 
 

@@ -34,8 +34,8 @@ def bench(
     from flashback.bench import bench as measure
 
     cases: dict[str, Any] = {"batches": batch or (), "modes": mode or (), "flashback": flashback}
-    place: dict[str, Any] = {"device": device, "precision": precision, "host_file": host_file, "out": out}
-    result = measure(hosts or (), show=say_figure, **cases, **place)
+    run_options: dict[str, Any] = {"device": device, "precision": precision, "host_file": host_file, "out": out}
+    result = measure(hosts or (), show=say_figure, **cases, **run_options)
     show_line(f"{result.device}, {result.precision}, torch {result.versions.get('torch')}, {result.date}")
     columns = ("method", "batch", "mode", "images/s", "steps/s", "preparation s", "peak MiB")
     show_table("speed of training steps", columns, (figure_row(one) for one in result.figures if not one.problem))

@@ -211,12 +211,12 @@ def compare(
     opt.note_missing_recipe(host, benchmark, recipe, host_file)
     options: dict[str, Any] = {"seeds": opt.choose_seeds(seeds, seed_list), "recipe": recipe}
     options["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
-    place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file, "shard": shard}
-    place["on"] = opt.choose_executor(on, jobs, per_run, slurm)
+    run_options: dict[str, Any] = {"data": data, "device": device, "host_file": host_file, "shard": shard}
+    run_options["on"] = opt.choose_executor(on, jobs, per_run, slurm)
     with ProgressView(several=True) as view:
         try:
             comparison = fb.compare(
-                host, benchmark, out=folder, track=track or [], watch=view.watch, **options, **place
+                host, benchmark, out=folder, track=track or [], watch=view.watch, **options, **run_options
             )
         except NothingToCompareError as failed:  # show what there is all the same
             comparison = failed.comparison

@@ -42,10 +42,15 @@ def write(console: Console, content: Table | str, soft_wrap: bool = False) -> No
         return
     with console.capture() as capture:
         console.print(content, soft_wrap=soft_wrap)
+    write_stdout(capture.get())
+
+
+def write_stdout(text: str) -> None:
+    """Write to stdout; that nobody reads it any more does not change the outcome of a command."""
     try:
-        sys.stdout.write(capture.get())
+        sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on; that does not change the outcome of a command
+    except BrokenPipeError:
         discard_output()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,17 +66,19 @@ def frontier(
     }
     keywords["weights"] = parse_weights(weights) if weights is not None else WEIGHTS
     keywords["settings"] = opt.parse_settings(settings, fast=fast, precision=precision)
-    place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file}
-    place["on"] = opt.choose_executor(on, jobs, per_run, slurm)
+    run_options: dict[str, Any] = {"data": data, "device": device, "host_file": host_file}
+    run_options["on"] = opt.choose_executor(on, jobs, per_run, slurm)
     with ProgressView(several=True) as view:
-        result = trace_frontier(host, benchmark, out=folder, track=track or [], watch=view.watch, **keywords, **place)
+        result = trace_frontier(
+            host, benchmark, out=folder, track=track or [], watch=view.watch, **keywords, **run_options
+        )
     table = frontier_table(result)
     rows = [row for setting in SETTINGS for row in ([SETTING_TITLES[setting]], *table.rows[setting])]
     caption = "mean ± deviation over seeds; weight: of the stability loss\ndominated: another point is better"
     show_table(table.title, table.columns, rows, table.texts, caption=caption)
     for setting in SETTINGS:
-        for one in result.advantages(setting):
-            show_line(f"{SETTING_TITLES[setting]}: {one.sentence}")
+        for advantage in result.advantages(setting):
+            show_line(f"{SETTING_TITLES[setting]}: {advantage.sentence}")
     picture, *_ = write_figure(plot_frontier(result), folder / "frontier")
     show_line(f"Picture: {picture}")
     show_line(f"Records: {folder}; see them with: flashback report {folder}")
@@ -100,9 +101,9 @@ def choose(
     from flashback.metrics.statistics import number
     from flashback.studies.choosing import choose_form
 
-    place: dict[str, Any] = {"data": data, "device": device, "host_file": host_file}
+    run_options: dict[str, Any] = {"data": data, "device": device, "host_file": host_file}
     with ProgressView(several=True) as view:
-        best = choose_form(host, benchmark, out=out, watch=view.watch, **keywords, **place)
+        best = choose_form(host, benchmark, out=out, watch=view.watch, **keywords, **run_options)
     for name, reason in best.left_out.items():
         say(f"left out: {name}: {reason}")
     longest_first = sorted(best.trials, key=lambda trial: (-trial.epochs, -(trial.mean or 0)))
@@ -110,19 +111,6 @@ def choose(
     show_table("candidates, longest runs first", ("candidate", "epochs", "seeds", "validation accuracy"), rows)
     show_line(best.answer)
     show_line(f"All runs cost as much as {best.spent:.1f} of full length.")
-    options = [("--data", data), *(("--host-file", file) for file in host_file or [])]
-    flags = [str(word) for option in options if option[1] is not None for word in option]
-    command = [
-        "flashback",
-        "compare",
-        host,
-        "--benchmark",
-        benchmark,
-        "--recipe",
-        str(best.recipe),
-        "--seeds",
-        "5",
-        *flags,
-    ]
-    show_line(f"To see the tuned host and the best form on test images: {shlex.join(command)}")
+    command = opt.compare_command(host, benchmark, best.recipe, data, host_file, seeds=5)
+    show_line(f"To see the tuned host and the best form on test images: {command}")
     return report_failures(best.failures)

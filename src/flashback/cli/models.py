@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from typer import Argument, Option
 
 import flashback as fb
 from flashback.cli import options as opt
-from flashback.cli.console import discard_output, output, say, show_line, show_table
+from flashback.cli.console import output, say, show_line, show_table, write_stdout
 from flashback.errors import FlashbackError, printable, unknown
 from flashback.files import make_folder, write_atomically
 
@@ -129,11 +128,7 @@ def choose_format(form: str | None, out: Path | None, formats: Sequence[str]) ->
 
 def write_text(text: str, out: Path | None) -> None:
     if out is None:
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except BrokenPipeError:  # nobody reads on
-            discard_output()
+        write_stdout(text)
     else:
         make_folder(out.parent)
         write_atomically(out, text)

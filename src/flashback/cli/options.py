@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeGuard
@@ -90,18 +91,18 @@ def note_missing_recipe(host: str, benchmark: str, recipe: str, host_file: Seque
     from flashback.benchmarks import BENCHMARKS
     from flashback.hosts import HOSTS
     from flashback.hosts.external import find_hosts
-    from flashback.recipes import lacks_recipe
+    from flashback.recipes import falls_back_to_defaults
 
     find_hosts(host_file)
     known = host in HOSTS and (benchmark in BENCHMARKS or Path(benchmark).exists())
-    if known and lacks_recipe(host, benchmark, recipe):
+    if known and falls_back_to_defaults(host, benchmark, recipe):
         say(f"no {recipe} recipe for {host} on {benchmark}; the defaults are used")
 
 
 def check_one_run(folder: Path) -> None:
     require(
         is_begun(folder) or not (folder.is_dir() and any(folder.rglob("config.yaml"))),
-        f"{folder} holds many runs: the command that made them (compare, sweep, tune) goes on with them, "
+        f"{folder} holds many runs: the command that made them (compare, sweep, tune) continues them, "
         f"`flashback report {folder}` shows what is finished, or give the folder of one run",
     )
 
@@ -124,6 +125,16 @@ def choose_executor(on: str, jobs: int | None, per_run: list[str] | None, slurm:
 
     amounts = dict(map(parse_assignment, per_run or []))
     return find_executor(on, jobs, amounts, dict(map(parse_words, slurm or [])))
+
+
+def compare_command(
+    host: str, benchmark: str, recipe: Path, data: Path | None, host_file: list[Path] | None, seeds: int | None = None
+) -> str:
+    """The `flashback compare` that tests a tuned recipe on test images."""
+    options = [("--benchmark", benchmark), ("--recipe", recipe), ("--seeds", seeds), ("--data", data)]
+    options += [("--host-file", file) for file in host_file or []]
+    flags = [str(word) for option in options if option[1] is not None for word in option]
+    return shlex.join(["flashback", "compare", host, *flags])
 
 
 def parse_words(assignment: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from flashback.training.trainer import Event
 QUIET = 60.0  # seconds without a line after which one is written where there is no terminal
 BETWEEN = 15.0  # the same for the end of a task, where there are several runs
 NAME, BAR = 30, 10  # columns of a line
-A_DAY = 24 * 3600.0
+SPEED_PERIOD = 24 * 3600.0  # seconds over which the time left is estimated
 
 
 class StateColumn(ProgressColumn):
@@ -38,7 +38,7 @@ class ProgressView(TerminalProgress):
             TimeElapsedColumn(table_column=fixed),
             TimeRemainingColumn(table_column=fixed),
             StateColumn(),
-            speed_estimate_period=A_DAY,
+            speed_estimate_period=SPEED_PERIOD,
         )
         self.last_line, self.several = time.monotonic(), several
 

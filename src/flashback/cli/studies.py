@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -77,10 +76,10 @@ def sweep(
         context = RunContext.of(data, device, host_file, executor=executor)
         show_plan(definition, take_shard(plan(definition, out, context), shard))
     else:
-        place: dict[str, Any] = {"on": executor, "shard": shard, "data": data, "device": device}
+        run_options: dict[str, Any] = {"on": executor, "shard": shard, "data": data, "device": device}
         with ProgressView(several=True) as view:
             outcome = fb.run_sweep(
-                definition, out, host_file=host_file, track=track or [], watch=watch_states(view), **place
+                definition, out, host_file=host_file, track=track or [], watch=watch_states(view), **run_options
             )
         show_line(f"{definition.title}: {outcome.finished} of {len(outcome.states)} runs done.")
         if not outcome.states:
@@ -130,7 +129,7 @@ def clock(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
 
 
-class Pace:
+class Throughput:
     """How many runs are done, running and waiting, how many end in an hour, and the time left."""
 
     def __init__(self) -> None:
@@ -159,11 +158,11 @@ def watch_folder(folder: Path) -> None:
     require(folder.is_dir(), f"there is no folder {folder}; give the folder of a sweep, a comparison or a tuning")
     require(bool(survey_folder(folder)), f"{folder} holds no runs")
     lines: dict[str, tuple[RunLine, Follower]] = {}
-    pace, before = Pace(), ""
+    throughput, before = Throughput(), ""
     with ProgressView() as view:
         while True:
             states = survey_folder(folder)
-            if (text := pace.summary(states)) != before:
+            if (text := throughput.summary(states)) != before:
                 view.say(text)
                 before = text
             if view.disable or set(states.values()) == {DONE}:
@@ -172,7 +171,7 @@ def watch_folder(folder: Path) -> None:
             for name in running - lines.keys():
                 node = holder_of(folder / name)
                 line = view.watch(f"{node}: {name}" if node else name)
-                lines[name] = line, Follower(folder / name, passing_over_others(line), all_events=True)
+                lines[name] = line, Follower(folder / name, ignoring_malformed_events(line), all_events=True)
                 lines[name][1].report()
                 line.restart_clock()
             for _, follower in lines.values():
@@ -182,8 +181,8 @@ def watch_folder(folder: Path) -> None:
             time.sleep(LOOK)
 
 
-def passing_over_others(observer: Observer) -> Observer:
-    """An observer that passes over lines of a log that are no events of this version."""
+def ignoring_malformed_events(observer: Observer) -> Observer:
+    """An observer that ignores lines of a log that are not events of this version."""
 
     def observe(event: Event) -> None:
         with suppress(KeyError, TypeError, ValueError, AttributeError, IndexError):
@@ -195,7 +194,7 @@ def passing_over_others(observer: Observer) -> Observer:
 def watch_states(view: ProgressView) -> Callable[[Outcome, str], Observer]:
     """Watch each run on a line of its own, and say how many are done, running and waiting whenever one ends."""
 
-    pace = Pace()
+    throughput = Throughput()
 
     def watch(outcome: Outcome, name: str) -> Observer:
         show_progress = view.watch(name)
@@ -203,7 +202,7 @@ def watch_states(view: ProgressView) -> Callable[[Outcome, str], Observer]:
         def observe(event: Event) -> None:
             show_progress(event)
             if event["event"] == "end":
-                view.say(f"{outcome.states[name]}: {name} ({pace.summary(outcome.states)})")
+                view.say(f"{outcome.states[name]}: {name} ({throughput.summary(outcome.states)})")
 
         return observe
 
@@ -260,18 +259,20 @@ def tune(
     benchmark, recipe = benchmark or opt.DEFAULT_BENCHMARK, recipe or opt.DEFAULT_RECIPE
     out = out or Path("runs") / f"tune-{host}-{Path(benchmark).stem}"
     keywords: dict[str, Any] = {"settings": opt.parse_settings(settings)}
-    place: dict[str, Any] = {"out": out, "data": data, "device": device, "host_file": host_file}
-    place["on"] = opt.choose_executor(on, jobs, per_run, slurm)
+    run_options: dict[str, Any] = {"out": out, "data": data, "device": device, "host_file": host_file}
+    run_options["on"] = opt.choose_executor(on, jobs, per_run, slurm)
     if forms:
         require(trials is None and not over, "--trials and --over do not go with --forms, which has a --budget")
         require(storage is None, "--storage does not go with --forms, which draws nothing at random")
         keywords |= {"forms": form or [], "budget": DEFAULT_BUDGET if budget is None else budget}
-        return choose(host, benchmark, seed=seed, recipe=recipe, **keywords, **place)
+        return choose(host, benchmark, seed=seed, recipe=recipe, **keywords, **run_options)
     require(not form and budget is None, "--form and --budget need --forms")
     keywords["over"], trials = dict(map(parse_values, over or [])), DEFAULT_TRIALS if trials is None else trials
-    place["storage"] = storage
+    run_options["storage"] = storage
     with ProgressView(several=True) as view:
-        best = fb.tune(host, benchmark, trials=trials, seed=seed, recipe=recipe, watch=view.watch, **keywords, **place)
+        best = fb.tune(
+            host, benchmark, trials=trials, seed=seed, recipe=recipe, watch=view.watch, **keywords, **run_options
+        )
     rows = [[*(value_in_words(trial[key]) for key in best.choice), f"{trial['accuracy']:.2f}"] for trial in best.trials]
     rows.append([*("-" for _ in best.choice), f"{best.host_accuracy:.2f}"])
     columns = [*(SYMBOLS.get(key, key) for key in best.choice), "validation accuracy"]
@@ -283,10 +284,8 @@ def tune(
     show_line(f"The last row is the host alone{as_recipe}.{advice}")
     if len(best.trials) < trials and storage is None:  # else another driver may still be trying some
         show_line(f"These {len(best.trials)} are all choices there are.")
-    options = [("--data", data), *(("--host-file", file) for file in host_file or [])]
-    flags = [str(word) for option in options if option[1] is not None for word in option]
-    command = ["flashback", "compare", host, "--benchmark", benchmark, "--recipe", str(best.recipe), *flags]
-    show_line(f"{'Use it' if is_better else 'To see it on test images all the same'}: {shlex.join(command)}")
+    command = opt.compare_command(host, benchmark, best.recipe, data, host_file)
+    show_line(f"{'Use it' if is_better else 'To see it on test images all the same'}: {command}")
     return 0
 
 

@@ -6,9 +6,8 @@ from pathlib import Path, PurePosixPath
 
 from flashback.errors import require
 from flashback.files import LOCK, make_folder, write_atomically
-from flashback.records import LOG, RESULTS
+from flashback.records import CHECKPOINT, LOG, RESULTS
 
-CHECKPOINT = "checkpoint"
 Files = dict[str, bytes]  # contents by the path in the run folder
 
 
@@ -48,14 +47,16 @@ class Changes:
         return changed, list(now)
 
 
-def bring(folder: Path, files: Mapping[str, bytes], names: Iterable[str] | None = None, lasting: bool = False) -> None:
+def write_run_files(
+    folder: Path, files: Mapping[str, bytes], names: Iterable[str] | None = None, lasting: bool = False
+) -> None:
     """Write files into a run folder, and remove the checkpoints that are not among `names`.
 
-    Only a folder that is `lasting` has to survive a power cut, which takes its time.
+    Only a folder that is `lasting` has to survive a power cut; writing it is slower.
     """
     make_folder(folder)
     for name in sorted(files, key=rank):
-        path = folder / inside(name)
+        path = folder / checked_relative_path(name)
         make_folder(path.parent)
         if lasting:
             write_atomically(path, files[name])
@@ -68,9 +69,9 @@ def bring(folder: Path, files: Mapping[str, bytes], names: Iterable[str] | None 
                 path.unlink(missing_ok=True)
 
 
-def inside(name: str) -> PurePosixPath:
+def checked_relative_path(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
-    require(not path.is_absolute() and ".." not in path.parts, f"{name} is no path inside a folder")
+    require(not path.is_absolute() and ".." not in path.parts, f"{name} is not a path inside a folder")
     return path
 
 

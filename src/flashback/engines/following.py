@@ -11,6 +11,7 @@ from flashback.records import CONFIG, LOG, PLAN, is_finished, is_held
 
 Observer = Callable[[Mapping[str, Any]], None]
 DONE, RUNNING, WAITING = "done", "running", "waiting"
+STOPPED = "its process was stopped from outside"  # the problem of a run that saved its state and may be tried again
 
 
 class Follower:
@@ -18,7 +19,7 @@ class Follower:
 
     def __init__(self, folder: Path, observer: Observer, all_events: bool = False) -> None:
         self.path, self.observer = folder / LOG, observer
-        self.read = 0 if all_events else self.size()
+        self.offset = 0 if all_events else self.size()
 
     def size(self) -> int:
         with suppress(OSError):
@@ -27,15 +28,15 @@ class Follower:
 
     def report(self) -> None:
         """Report what has been added since the last call; incomplete lines wait for the next one."""
-        self.read = min(self.read, self.size())  # a run that resumes cuts its log
-        if self.read == self.size():
+        self.offset = min(self.offset, self.size())  # a run that resumes cuts its log
+        if self.offset == self.size():
             return
         with suppress(OSError), self.path.open("rb") as file:
-            file.seek(self.read)
+            file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self.read += len(line)
+                self.offset += len(line)
                 with suppress(ValueError, RecursionError):
                     self.observer(json.loads(line))
 

@@ -1,7 +1,7 @@
 """What runs on the nodes of a Ray cluster: the work on one run, and an actor to which run folders come back.
 
 The actor outlives the driver, so a driver that is started again finds its runs. Ray itself places runs, and tries those
-of a lost node again elsewhere; they go on from the last checkpoint that came back.
+of a lost node again elsewhere; they continue from the last checkpoint that came back.
 """
 
 import fcntl
@@ -20,19 +20,19 @@ from typing import Any
 
 import ray
 
-from flashback.engines.folders import Changes, Files, bring
+from flashback.engines.folders import Changes, Files, write_run_files
+from flashback.engines.following import STOPPED
 
 PERIOD = 1.0  # seconds between looks at a run folder
 RETRIES = 3  # of a run whose node or process was lost
 FIRST_TASKS = "first-tasks"  # in the folder of a node
-A_DAY = 24 * 3600.0
-STOPPED = "its process was stopped from outside"
+UNUSED = 24 * 3600.0  # seconds without use after which a folder of a node is removed
 LOST = f"its node or process was lost {RETRIES + 1} times; was it out of memory?"
 
 
 @dataclass
-class News:
-    """What is new about a run: files, the names of all files, its node, the number of its attempt, and its end."""
+class RunUpdate:
+    """What changed in a run: files, the names of all files, its node, the number of its attempt, and its end."""
 
     files: Files = field(default_factory=dict)
     names: list[str] | None = None
@@ -91,7 +91,7 @@ class Collector:
         self.forget([name])
         if not self.root.exists():
             self.root = self.new_root()
-        bring(self.folder(name), files)
+        write_run_files(self.folder(name), files)
         entry = self.entries[name] = Entry(config, Changes(self.folder(name), known=True))
         here, bundle = ray.get_runtime_context().current_actor, self.bundles[digest]
         task = self.train.options(max_retries=RETRIES, name=name, **options)
@@ -101,7 +101,7 @@ class Collector:
         return self.root / name.replace("/", "%")
 
     def start(self, name: str, node: str) -> tuple[int, Files] | str:
-        """Give a run to a node; from now on earlier attempts are not listened to. Or why it shall not start."""
+        """Give a run to a node, and ignore earlier attempts from now on; or return why it shall not start."""
         entry = self.entries.get(name)
         if entry is None or entry.stopped:
             return STOPPED
@@ -111,15 +111,16 @@ class Collector:
         return entry.attempt, Changes(self.folder(name)).take()[0]
 
     def receive(self, name: str, attempt: int, files: Files, names: list[str]) -> bool:
-        """Take what a node sends; returns whether it shall go on."""
+        """Take what a node sends; returns whether the run shall continue."""
         entry = self.entries.get(name)
         if entry is None or entry.attempt != attempt:
             return False
-        bring(self.folder(name), files, names)
+        write_run_files(self.folder(name), files, names)
         entry.names = names
         return not entry.stopped
 
-    def news(self, names: list[str]) -> dict[str, News]:
+    def poll(self, names: list[str]) -> dict[str, RunUpdate]:
+        """What changed in these runs since the last call."""
         tasks = {self.entries[name].task: name for name in names}
         ended = ray.wait(list(tasks), num_returns=len(tasks), timeout=0)[0] if tasks else []
         problems = {tasks[task]: outcome(task) for task in ended}
@@ -127,7 +128,9 @@ class Collector:
         for name in names:
             entry = self.entries[name]
             files, _ = entry.changes.take()
-            result[name] = News(files, entry.names, entry.node, entry.attempt, name in problems, problems.get(name))
+            result[name] = RunUpdate(
+                files, entry.names, entry.node, entry.attempt, name in problems, problems.get(name)
+            )
         return result
 
     def stop(self, names: list[str]) -> None:
@@ -166,7 +169,7 @@ def train(collector: Any, name: str, payload: bytes, digest: str, bundle: list[A
     here = node_folder()
     with tempfile.TemporaryDirectory(dir=here, prefix="run-") as scratch, in_use(Path(scratch)):
         folder = Path(scratch) / "run"
-        bring(folder, files)
+        write_run_files(folder, files)
         sender = Sender(folder, lambda *changed: ask(collector.receive, name, attempt, *changed))
         try:
             with in_use(unpack(here / digest, bundle)) as files_here:
@@ -178,11 +181,11 @@ def train(collector: Any, name: str, payload: bytes, digest: str, bundle: list[A
     return problem and problem.replace(str(folder), str(job.folder))
 
 
-def ask(method: Any, *given: Any) -> Any:
+def ask(method: Any, *arguments: Any) -> Any:
     """Call a method of the collector, again if it was out of reach; a method that is called twice must do no harm."""
     while True:
         try:
-            return ray.get(method.remote(*given))
+            return ray.get(method.remote(*arguments))
         except ray.exceptions.ActorUnavailableError:
             time.sleep(PERIOD)
 
@@ -222,7 +225,7 @@ def node_folder() -> Path:
     (folder / FIRST_TASKS).mkdir(exist_ok=True)
     for old in [*folder.iterdir(), *(folder / FIRST_TASKS).iterdir()]:
         with suppress(OSError):
-            if old.name != FIRST_TASKS and time.time() - old.stat().st_mtime > A_DAY:
+            if old.name != FIRST_TASKS and time.time() - old.stat().st_mtime > UNUSED:
                 remove_unused(old)
     return folder
 
@@ -252,7 +255,7 @@ def unpack(target: Path, bundle: list[Any]) -> Path:
     """The files of a bundle in a folder of this node, fetched by the first run that needs them."""
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as part:
-            bring(Path(part) / "files", ray.get(bundle[0]))
+            write_run_files(Path(part) / "files", ray.get(bundle[0]))
             (Path(part) / "files" / "data").mkdir(parents=True, exist_ok=True)
             with suppress(OSError):  # another run was faster
                 (Path(part) / "files").rename(target)

@@ -1,17 +1,24 @@
 """Recipes, and how defaults, recipes and settings become the configuration of a run."""
 
 from flashback.recipes.catalogue import KINDS, Recipe, find_recipe, list_recipes
-from flashback.recipes.resolving import check_free, comparable, config_from_dict, configure, lacks_recipe, resolved
+from flashback.recipes.resolving import (
+    check_not_fixed_by_user,
+    comparable,
+    config_from_dict,
+    configure,
+    falls_back_to_defaults,
+    resolved,
+)
 
 __all__ = [
     "KINDS",
     "Recipe",
-    "check_free",
+    "check_not_fixed_by_user",
     "comparable",
     "config_from_dict",
     "configure",
+    "falls_back_to_defaults",
     "find_recipe",
-    "lacks_recipe",
     "list_recipes",
     "resolved",
 ]

@@ -65,7 +65,7 @@ def configure(
     if host not in HOSTS:
         load_installed_hosts()
     overrides = dotted(settings or {}) | dotted_keys(HOSTS[host], plain)
-    left_open = flashback is None and ENABLED not in overrides
+    arm_not_given = flashback is None and ENABLED not in overrides
     require(overrides.pop("host.name", host) == host, f"the host is {host}; settings cannot name another")
     name, recipe = overrides.pop("benchmark.name", str(benchmark)), overrides.pop("recipe", recipe)
     flashback, seed = overrides.pop(ENABLED, flashback or False), overrides.pop("seed", seed)
@@ -80,8 +80,8 @@ def configure(
         from_recipe.pop("host.memory_per_class", None)
     for key, value in {**from_recipe, **overrides, **fixed}.items():
         set_dotted(values, key, value)
-    config = with_true_recipe(config_from_dict(values, data))
-    if left_open:
+    config = with_effective_recipe(config_from_dict(values, data))
+    if arm_not_given:
         check_flashback_is_on(config, overrides)
     return config
 
@@ -110,7 +110,7 @@ def check_flashback_is_on(config: RunConfig, settings: Mapping[str, Any]) -> Non
     )
 
 
-def check_free(settings: Mapping[str, Any], what: str) -> None:
+def check_not_fixed_by_user(settings: Mapping[str, Any], what: str) -> None:
     """Refuse settings that a comparison, a sweep or a tuning chooses itself."""
     for key in ("seed", ENABLED, "host.name", "benchmark.name", "recipe"):
         require(key not in dotted(settings), f"{what} chooses {key} itself; remove it from the settings")
@@ -118,7 +118,7 @@ def check_free(settings: Mapping[str, Any], what: str) -> None:
 
 def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict[str, Any]:
     """The values of a recipe, an improved one on top of the controlled one; empty if a controlled one is missing."""
-    if kind == DEFAULTS or lacks_recipe(host, benchmark, kind):
+    if kind == DEFAULTS or falls_back_to_defaults(host, benchmark, kind):
         return {}
     if is_recipe_file(kind):
         recipe = recipe_from_file(host, benchmark, Path(kind))
@@ -135,7 +135,8 @@ def recipe_values(host: str, benchmark: str, kind: str, flashback: bool) -> dict
     return controlled | shipped.values(flashback)
 
 
-def lacks_recipe(host: str, benchmark: str, kind: str) -> bool:
+def falls_back_to_defaults(host: str, benchmark: str, kind: str) -> bool:
+    """Whether the defaults stand for this recipe: only a controlled one may be missing."""
     return kind == CONTROLLED and find_recipe(host, benchmark, kind) is None
 
 
@@ -155,7 +156,7 @@ def recipe_from_file(host: str, benchmark: str, path: Path) -> Recipe:
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as a mapping with every key; settings that older versions did not have get their defaults."""
-    return to_dict(with_true_recipe(config_from_dict(values)))
+    return to_dict(with_effective_recipe(config_from_dict(values)))
 
 
 def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,6 +178,7 @@ def config_from_dict(values: Mapping[str, Any], data: str | Path | None = None) 
     return config
 
 
-def with_true_recipe(config: RunConfig) -> RunConfig:
-    missing = lacks_recipe(config.host.name, config.benchmark.name, config.recipe)
+def with_effective_recipe(config: RunConfig) -> RunConfig:
+    """The configuration with the recipe whose values it has: the defaults, where the controlled one is missing."""
+    missing = falls_back_to_defaults(config.host.name, config.benchmark.name, config.recipe)
     return replace(config, recipe=DEFAULTS) if missing else config

@@ -15,7 +15,7 @@ from flashback.errors import FlashbackError, require
 from flashback.files import ANOTHER_FOLDER, write_atomically
 from flashback.hosts.external import HostFiles
 from flashback.metrics.statistics import deviation, mean, signed
-from flashback.recipes import check_free, configure, lacks_recipe
+from flashback.recipes import check_not_fixed_by_user, configure, falls_back_to_defaults
 from flashback.recipes.catalogue import CONTROLLED, DEFAULTS, IMPROVED
 from flashback.recipes.resolving import is_recipe_file, recipe_from_file
 from flashback.records import dotted, is_begun
@@ -39,7 +39,7 @@ from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
 SCREENING = (0.25, 0.5)  # lengths of the short runs, as shares of the epochs
-KEPT = 3  # one in so many candidates of a kind, with flashback or without, goes on to longer runs
+KEPT = 3  # one in three candidates of a kind, with flashback or without, continues to longer runs
 FINALISTS = 2  # forms of flashback that are trained at full length, with several seeds
 FEWEST_SEEDS = 2
 EPOCHS, FIRST_EPOCHS = "training.epochs", "training.first_epochs"
@@ -78,8 +78,8 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What the trials say.
+class FormChoice:
+    """The outcome of all trials, and whether to take the best form or the host alone.
 
     Attributes:
         plain: The host as its recipe has it, at full length.
@@ -137,7 +137,7 @@ def choose_form(
     device: str | torch.device = "auto",
     host_file: HostFiles = None,
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
-) -> Chosen:
+) -> FormChoice:
     """Choose among the host alone, its controls and forms of flashback, by average accuracy on a validation split.
 
     All candidates run with a quarter of the epochs; the best third of those with flashback, and of those without, with
@@ -167,12 +167,12 @@ def choose_form(
         The choice, all trials, and the path of the recipe file.
 
     Raises:
-        FlashbackError: The budget is too small for so many candidates, or the input makes no sense.
+        FlashbackError: The budget is too small for this many candidates, or the input makes no sense.
     """
-    given, folder = dotted(settings or {}), Path(out)
+    overrides, folder = dotted(settings or {}), Path(out)
     require(math.isfinite(budget), f"a budget (--budget) is a number of runs, not {budget}")
-    check_free(given, "tuning")
-    of_flashback = [key for key in given if key.startswith(FLASHBACK_KEYS)]
+    check_not_fixed_by_user(overrides, "tuning")
+    of_flashback = [key for key in overrides if key.startswith(FLASHBACK_KEYS)]
     require(not of_flashback, f"forms choose {', '.join(of_flashback)}; take it out of the settings, or name a form")
     check_kind(host, str(benchmark), recipe)
     require(not is_begun(folder), f"{folder} holds a run; {ANOTHER_FOLDER}")
@@ -180,13 +180,13 @@ def choose_form(
     context = RunContext.of(data, device, host_file, executor=executor)
 
     def configured(form: Variant, epochs: int | None = None, at: int = seed, recipes: bool = False) -> RunConfig:
-        values = {HELD_OUT: VALIDATION, **(of_recipe(given) if recipes else given)}
+        values = {HELD_OUT: VALIDATION, **(of_recipe(overrides) if recipes else overrides)}
         if epochs is not None:
             values |= shortened(base, epochs) | form.at(epochs)
         return configure(host, benchmark, flashback=form.flashback, seed=at, recipe=recipe, settings=values, data=data)
 
     base = configured(ALONE)
-    require(base.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
+    require(base.benchmark.validation > 0, "tuning needs benchmark.validation above 0; it never uses test images")
     full = base.training.epochs
     candidates, left_out = applicable(
         candidates_of(forms, configured(ALONE, recipes=True), full), lambda form: configured(form, full), data
@@ -230,15 +230,15 @@ def choose_form(
     ranked = sorted((trial for trial in others if trial.flashback), key=lambda trial: -(trial.mean or 0.0))
     spent = sum(trial.epochs * len(trial.accuracies) for trial in trials) / full
     best = ranked[0] if ranked else None
-    chosen = Chosen(plain, tuned, best, trials, left_out, failures, spent, folder / "recipe.yaml")
-    write_choice(chosen, base, recipe, {key: value for key, value in given.items() if key != HELD_OUT})
+    chosen = FormChoice(plain, tuned, best, trials, left_out, failures, spent, folder / "recipe.yaml")
+    write_choice(chosen, base, recipe, {key: value for key, value in overrides.items() if key != HELD_OUT})
     return chosen
 
 
 def check_kind(host: str, benchmark: str, recipe: str) -> None:
     kind = recipe_from_file(host, benchmark, Path(recipe)).kind if is_recipe_file(recipe) else recipe
     allowed = (CONTROLLED, IMPROVED) if is_recipe_file(recipe) else (CONTROLLED,)
-    if lacks_recipe(host, benchmark, CONTROLLED):
+    if falls_back_to_defaults(host, benchmark, CONTROLLED):
         allowed = (*allowed, DEFAULTS)
     require(kind in allowed, f"forms are chosen on top of the controlled recipe, not of {kind}")
 
@@ -250,7 +250,7 @@ def shortened(base: RunConfig, epochs: int) -> dict[str, Any]:
 
 
 def candidates_of(forms: Sequence[str], base: RunConfig, full: int) -> list[Variant]:
-    """The host alone, and every combination of values of the forms; names tell them apart."""
+    """The host alone, and every combination of values of the forms, each with a name of its own."""
     candidates = [ALONE]
     for text in forms or list(catalogue()):
         several = [parse_form(text, base)] if "=" in text else list(variants_of(text.strip(), base))
@@ -278,12 +278,12 @@ def applicable(
     candidates: Sequence[Variant], configured: Callable[[Variant], RunConfig], data: str | Path | None
 ) -> tuple[list[Variant], dict[str, str]]:
     """The candidates that this host can have, and the others with the reason; the host alone has to work."""
-    opened = open_benchmark(configured(ALONE), data)
-    build_method(configured(ALONE), opened, "cpu")
+    benchmark = open_benchmark(configured(ALONE), data)
+    build_method(configured(ALONE), benchmark, "cpu")
     kept, left_out = [], {}
     for form in candidates:
         try:
-            build_method(configured(form), opened, "cpu")
+            build_method(configured(form), benchmark, "cpu")
             kept.append(form)
         except FlashbackError as error:
             left_out[form.name] = str(error)
@@ -329,7 +329,7 @@ def final_round(candidates: Sequence[Variant]) -> list[Variant]:
     return [ALONE, *others[:1], *[form for form in candidates if form.flashback][:FINALISTS]]
 
 
-def write_choice(chosen: Chosen, base: RunConfig, recipe: str, given: Mapping[str, Any]) -> None:
+def write_choice(chosen: FormChoice, base: RunConfig, recipe: str, given: Mapping[str, Any]) -> None:
     """Write all trials, and a recipe: the tuned host for both arms, and what the form changes in its own."""
     trials = [{**asdict(trial), "mean": trial.mean} for trial in chosen.trials]
     content = {"answer": chosen.answer, "spent": chosen.spent, "trials": trials, "left_out": chosen.left_out}

@@ -13,7 +13,7 @@ from flashback.config import to_dict
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.files import ANOTHER_FOLDER, write_atomically
 from flashback.hosts.external import HostFiles
-from flashback.recipes import check_free, config_from_dict, configure
+from flashback.recipes import check_not_fixed_by_user, config_from_dict, configure
 from flashback.records import COMPARISON, is_begun
 from flashback.records.terms import ARMS, FLASHBACK
 from flashback.results import Comparison, Method, Run, read_run
@@ -32,7 +32,7 @@ class NothingToCompareError(FlashbackError):
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
         failed = (f"{name}: {problem}" for name, problem in group_failures(comparison.failures).items())
-        super().__init__(f"there is no pair to compare, for runs have failed ({'; '.join(failed)})")
+        super().__init__(f"there is no pair to compare, because runs have failed ({'; '.join(failed)})")
 
 
 def compare(
@@ -84,7 +84,7 @@ def compare(
     all_seeds = chosen_seeds(seeds)
     seeds = take_shard(all_seeds, shard)
     require(bool(seeds), f"shard {shard} of {len(all_seeds)} seeds is empty; use at most {len(all_seeds)} shards")
-    check_free(settings or {}, "a comparison")
+    check_not_fixed_by_user(settings or {}, "a comparison")
     executor = find_executor(on, jobs)
     context = RunContext.of(data, device, host_file, track, executor)
 

@@ -33,14 +33,13 @@ def find_executor(
         FlashbackError: There is none of that name, or it has no such option.
     """
     if not isinstance(on, str):
-        require(jobs is None, "the executor has jobs of its own; give jobs to it")
+        require(jobs is None, "an executor has its own number of jobs; set jobs there")
         return on
     amounts = dict(per_run or {})
     for name, amount in amounts.items():
-        known = ", ".join(RESOURCES)
-        require(name in RESOURCES, f"a run takes (--per-run) {known}, not {abbreviate(name)}")
+        require(name in RESOURCES, f"--per-run accepts {', '.join(RESOURCES)}, not {abbreviate(name)}")
         is_amount = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < math.inf
-        require(is_amount, f"{name} of a run (--per-run) is a number from 0, not {abbreviate(amount)}")
+        require(is_amount, f"--per-run {name} must be a number, 0 or more, not {abbreviate(amount)}")
     require(not slurm or on == "slurm", "--slurm is for --on slurm")
     if on == "local":
         require(not amounts, "--per-run is for --on ray and --on slurm; on this machine give --jobs")

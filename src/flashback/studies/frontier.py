@@ -11,7 +11,7 @@ from flashback.errors import require
 from flashback.files import ANOTHER_FOLDER, write_atomically
 from flashback.hosts.external import HostFiles
 from flashback.metrics import TradeOff, trade_off
-from flashback.recipes import check_free, config_from_dict, configure
+from flashback.recipes import check_not_fixed_by_user, config_from_dict, configure
 from flashback.records import dotted, is_begun
 from flashback.records.terms import FLASHBACK, HOST, SETTINGS
 from flashback.results import Run
@@ -75,7 +75,7 @@ def trace_frontier(
         FlashbackError: The input makes no sense, or the host has no stability loss.
     """
     seeds, overrides, folder = list(chosen_seeds(seeds)), dotted(settings or {}), Path(out)
-    check_free(overrides, "a frontier")
+    check_not_fixed_by_user(overrides, "a frontier")
     weights = [float(weight) for weight in weights]
     require(len(set(weights)) == len(weights) > 1, "a frontier needs two or more different weights (--weights)")
     require(not is_begun(folder), f"{folder} holds a run; {ANOTHER_FOLDER}")

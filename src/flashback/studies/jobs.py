@@ -17,13 +17,14 @@ import torch
 from flashback.benchmarks.load import fetch_data
 from flashback.benchmarks.specs import BENCHMARKS, PACKAGE
 from flashback.benchmarks.tasks import data_folder
+from flashback.engines.following import STOPPED
 from flashback.errors import FlashbackError, require, warn_once
 from flashback.files import make_folder, refuse_special, remove_cache, write_atomically
 from flashback.hosts.external import HostFiles, find_hosts, in_one_line, with_imports
 from flashback.recipes import config_from_dict
 from flashback.records import FolderInUseError, RunFolder, is_held
 from flashback.studies.packing import jobs_at_a_time, mps_is_on, portion, sharing_gpu
-from flashback.studies.processes import DIED, STOPPED, run_in_processes
+from flashback.studies.processes import DIED, run_in_processes
 from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.environment import PORTION, select_device, source_digest
 from flashback.training.first_task_cache import SHARED, first_task_settings
@@ -97,14 +98,25 @@ class Job:
 class Executor(Protocol):
     """Runs jobs somewhere: in this process, in others, or on other machines."""
 
-    def at_once(self, jobs: Sequence[Job]) -> int:
+    def max_parallel(self, jobs: Sequence[Job]) -> int:
         """How many of these jobs may train at a time."""
 
     def device(self, device: str | torch.device) -> str:
-        """The type of device of the runs, of the one a user asked for; refuses one that is not there."""
+        """The type of the device that the user asked for; refuses one that is not there."""
 
     def __call__(self, jobs: Sequence[Job], watch: Callable[[str], Observer], out: Path) -> Problems:
         """Run jobs whose folders are below `out`, each watched by its observer; returns what went wrong with each."""
+
+
+def check_jobs(jobs: int | None) -> None:
+    require(jobs is None or jobs >= 1, f"jobs (--jobs) is at least 1, not {jobs}")
+
+
+def device_type(device: str | torch.device) -> str:
+    """Auto, cpu or cuda, without asking whether this machine has it."""
+    name = str(device).partition(":")[0]
+    require(name in ("auto", "cpu", "cuda"), f"device (--device) must be auto, cpu or cuda, not '{device}'")
+    return name
 
 
 @dataclass(frozen=True)
@@ -118,9 +130,9 @@ class Local:
     jobs: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.jobs is None or self.jobs >= 1, f"jobs (--jobs) is at least 1, not {self.jobs}")
+        check_jobs(self.jobs)
 
-    def at_once(self, jobs: Sequence[Job]) -> int:
+    def max_parallel(self, jobs: Sequence[Job]) -> int:
         return jobs_at_a_time(self.jobs, len(jobs), jobs[0].context.device)
 
     def device(self, device: str | torch.device) -> str:
@@ -128,7 +140,7 @@ class Local:
 
     def __call__(self, jobs: Sequence[Job], watch: Callable[[str], Observer], out: Path) -> Problems:
         """A run whose process was killed is tried once more; one that lacked memory beside others, again alone."""
-        if not jobs or (count := self.at_once(jobs)) == 1:
+        if not jobs or (count := self.max_parallel(jobs)) == 1:
             return run_here(jobs, watch)
         problems = run_packed(count, jobs, watch)
         problems |= run_packed(count, [job for job in jobs if was_killed(problems[job.name])], watch)
@@ -164,10 +176,10 @@ def is_finished(job: Job, checksum: str | None = None) -> bool:
 
 def group_failures(failures: Mapping[str, str]) -> dict[str, str]:
     """Merge equal problems under the name of the first run and the number of the others."""
-    alike: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name, problem in failures.items():
-        alike.setdefault(problem.partition(DETAILS)[0], []).append(name)  # every run has details of its own
-    return {f"{name} and {len(others)} more" if others else name: failures[name] for name, *others in alike.values()}
+        groups.setdefault(problem.partition(DETAILS)[0], []).append(name)  # every run has details of its own
+    return {f"{name} and {len(others)} more" if others else name: failures[name] for name, *others in groups.values()}
 
 
 def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Callable[[str], Observer], out: Path) -> dict[str, str]:
@@ -176,7 +188,7 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Callable[[str], Obs
     Runs that differ in flashback alone share their first task through a folder in `out`, removed at the end.
     """
     if jobs:
-        jobs = share_first_tasks(jobs, out / SHARED, executor.at_once(jobs))
+        jobs = share_first_tasks(jobs, out / SHARED, executor.max_parallel(jobs))
     failures = run_all(jobs, executor, watch, out)
     remove_cache(out / SHARED)  # also of a process that was killed after its last run
     return failures

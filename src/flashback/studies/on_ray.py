@@ -17,22 +17,30 @@ from uuid import uuid4
 
 import torch
 
-from flashback.engines.folders import Changes, Files, bring, files_below
+from flashback.engines.folders import Changes, Files, files_below, write_run_files
 from flashback.engines.following import Follower
 from flashback.errors import FlashbackError, Interrupted, import_extra, require, warn_once
-from flashback.files import LARGEST_CONFIG, make_folder, read_file, refuse_special, write_atomically
+from flashback.files import LARGEST_CONFIG, make_folder, read_file, refuse_special, sha256, write_atomically
 from flashback.records import FolderInUseError, RunFolder, is_finished
-from flashback.studies.jobs import ELSEWHERE, Job, Problems, attempt_on_node, needed_files
+from flashback.studies.jobs import (
+    ELSEWHERE,
+    Job,
+    Problems,
+    attempt_on_node,
+    check_jobs,
+    device_type,
+    needed_files,
+)
 from flashback.studies.processes import PATIENCE, handling
 from flashback.training.environment import source_digest
 from flashback.training.trainer import Observer
 
 PORT = 10001  # of a Ray client
-MOST_PLACED = 200  # runs that are given to Ray at a time
+MOST_PLACED = 200  # runs that Ray has at a time
 LARGEST = 8 << 30  # bytes of data that travel; more have to be on every node already
 NAMESPACE = "flashback"
 MARK = ".ray"  # in the folder of a study: by which name a driver that is started again finds its runs
-LOOK = 0.2  # seconds between looks at what has come back
+LOOK = 0.2  # seconds between questions to the collector
 UNREACHABLE = 300.0  # seconds to wait for the actor that collects runs
 RESTARTS = 3  # of the actor that collects runs
 
@@ -56,14 +64,13 @@ class Ray:
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.jobs is None or self.jobs >= 1, f"jobs (--jobs) is at least 1, not {self.jobs}")
+        check_jobs(self.jobs)
 
-    def at_once(self, jobs: Sequence[Job]) -> int:
+    def max_parallel(self, jobs: Sequence[Job]) -> int:
         return min(len(jobs), self.jobs or MOST_PLACED)
 
     def device(self, device: str | torch.device) -> str:
-        name = str(device).partition(":")[0]
-        require(name in ("auto", "cpu", "cuda"), f"device (--device) must be auto, cpu or cuda, not '{device}'")
+        name = device_type(device)
         if name != "auto":
             return name
         has_gpus = connect(self.address).cluster_resources().get("GPU", 0) > 0
@@ -138,8 +145,8 @@ def bundle_of(jobs: Sequence[Job]) -> tuple[str, Files]:
 
 
 @dataclass
-class Placed:
-    """A run that was given to Ray; its folder is locked here, as if it were trained here."""
+class PlacedRun:
+    """A run that Ray has; its folder is locked here, as if it were trained here."""
 
     job: Job
     folder: RunFolder
@@ -150,7 +157,7 @@ class Placed:
 
 
 class Driver:
-    """Gives runs to Ray and writes what comes back into their folders."""
+    """Submits runs to Ray and writes what comes back into their folders."""
 
     def __init__(
         self, ray: Any, out: Path, work: Any, options: dict[str, Any], watch: Callable[[str], Observer]
@@ -158,7 +165,7 @@ class Driver:
         self.ray, self.work, self.options, self.watch = ray, work, options, watch
         self.mark = out / MARK
         self.name = "runs-" + name_on_cluster(self.mark)
-        self.placed: dict[str, Placed] = {}
+        self.placed: dict[str, PlacedRun] = {}
         self.problems: Problems = {}
         self.restarts = 0
 
@@ -218,7 +225,7 @@ class Driver:
         """Find the collector again or start another, and submit all runs; it ignores those it already has."""
         if not isinstance(error, self.ray.exceptions.ActorUnavailableError):
             self.count_restart()
-            warnings.warn("the node that collects the runs was lost; they go on elsewhere", stacklevel=2)
+            warnings.warn("the node that collects the runs was lost; they continue elsewhere", stacklevel=2)
         self.collector = self.find_collector()
         for placed in self.placed.values():
             placed.attempt = 0  # it may be on another node
@@ -242,7 +249,7 @@ class Driver:
             except FlashbackError as error:
                 self.end(job.name, observer, str(error))
                 continue
-            self.placed[job.name] = Placed(job, folder, lock, observer, Follower(job.folder, observer))
+            self.placed[job.name] = PlacedRun(job, folder, lock, observer, Follower(job.folder, observer))
             observer({"event": "queued"})
             accepted.append(job)
         self.submit(accepted)
@@ -260,23 +267,23 @@ class Driver:
 
     def collect(self) -> None:
         try:
-            latest = self.ray.get(self.collector.news.remote(list(self.placed)))
+            updates = self.ray.get(self.collector.poll.remote(list(self.placed)))
         except self.ray.exceptions.RayActorError as error:
             self.reconnect(error)
             return
-        for name, news in latest.items():
+        for name, update in updates.items():
             placed = self.placed[name]
-            if news.attempt != placed.attempt:
-                placed.attempt = news.attempt
-                placed.folder.name_holder(news.node)
-                placed.observer({"event": "placed", "node": news.node, "attempt": news.attempt})
-            bring(placed.job.folder, news.files, news.names, lasting=True)
+            if update.attempt != placed.attempt:
+                placed.attempt = update.attempt
+                placed.folder.name_holder(update.node)
+                placed.observer({"event": "placed", "node": update.node, "attempt": update.attempt})
+            write_run_files(placed.job.folder, update.files, update.names, lasting=True)
             placed.follower.report()
-            if news.ended:
+            if update.ended:
                 placed.lock.close()
                 del self.placed[name]
                 self.collector.forget.remote([name])
-                self.end(name, placed.observer, news.problem)
+                self.end(name, placed.observer, update.problem)
 
     def end(self, name: str, observer: Observer, problem: str | None) -> None:
         self.problems[name] = problem
@@ -298,7 +305,7 @@ def name_on_cluster(mark: Path) -> str:
     refuse_special(mark)
     if not mark.exists():
         write_atomically(mark, uuid4().hex)
-    return hashlib.sha256(read_file(mark, LARGEST_CONFIG) + str(mark.resolve()).encode()).hexdigest()[:16]
+    return sha256(read_file(mark, LARGEST_CONFIG) + str(mark.resolve()).encode())[:16]
 
 
 def allow_open_files(count: int) -> None:

@@ -21,14 +21,20 @@ from flashback.engines.following import Follower
 from flashback.errors import FlashbackError, Interrupted, import_extra, require
 from flashback.files import LARGEST_RECORD, make_folder, read_file, refuse_special, write_atomically
 from flashback.records import is_finished
-from flashback.studies.jobs import Job, Problems, attempt_on_node, run_packed, runs_on_a_gpu
+from flashback.studies.jobs import (
+    Job,
+    Problems,
+    attempt_on_node,
+    check_jobs,
+    device_type,
+    run_packed,
+    runs_on_a_gpu,
+)
 from flashback.studies.processes import handling
 from flashback.training.environment import source_digest
 from flashback.training.trainer import Observer
 
-FOLDER = (
-    ".slurm"  # in that of the study: a folder for each driver, with what submitit writes and which job has which run
-)
+FOLDER = ".slurm"  # in that of the study: one folder per driver, with the files of submitit and the jobs of its runs
 JOBS = "jobs.json"
 LOOK = 1.0  # seconds between looks at the runs
 ASK = 5.0  # seconds between questions to Slurm
@@ -62,14 +68,13 @@ class Slurm:
     cluster: str = "slurm"
 
     def __post_init__(self) -> None:
-        require(self.jobs is None or self.jobs >= 1, f"jobs (--jobs) is at least 1, not {self.jobs}")
+        check_jobs(self.jobs)
 
-    def at_once(self, jobs: Sequence[Job]) -> int:
+    def max_parallel(self, jobs: Sequence[Job]) -> int:
         return min(len(jobs), self.jobs or len(jobs))
 
     def device(self, device: str | torch.device) -> str:
-        name = str(device).partition(":")[0]
-        require(name in ("auto", "cpu", "cuda"), f"device (--device) must be auto, cpu or cuda, not '{device}'")
+        name = device_type(device)
         has_gpus = self.gpus > 0 or any(option in self.given_options() for option in GPU_OPTIONS)
         return name if name != "auto" else "cuda" if has_gpus else "cpu"
 
@@ -80,7 +85,7 @@ class Slurm:
         make_folder(out / FOLDER)
         job_folder = Path(tempfile.mkdtemp(dir=(out / FOLDER).resolve()))
         try:
-            return Queue(self, job_folder, watch).run(jobs)
+            return SlurmDriver(self, job_folder, watch).run(jobs)
         finally:
             for folder in (job_folder, job_folder.parent):
                 with suppress(OSError):  # it holds jobs
@@ -129,8 +134,8 @@ def minutes(limit: Any) -> int:
         raise FlashbackError(f"a time limit (--slurm time=) is minutes or H:MM:SS, not {limit}") from None
 
 
-class OnNode:
-    """What a Slurm job does. On the signal before the time limit it saves its runs and is put into the queue again."""
+class SlurmTask:
+    """The work of a Slurm job. On the signal before the time limit it saves its runs and is queued again."""
 
     def __init__(self, jobs: Sequence[Job], source: str) -> None:
         self.jobs, self.source = list(jobs), source
@@ -164,7 +169,7 @@ class OnNode:
 
 
 @dataclass
-class Followed:
+class SubmittedJob:
     """A Slurm job with its runs."""
 
     job: Any
@@ -175,12 +180,12 @@ class Followed:
     left_queue: float | None = None  # when
 
 
-class Queue:
+class SlurmDriver:
     """Submits jobs, follows the runs on the shared disk, and asks Slurm which jobs are left."""
 
     def __init__(self, slurm: Slurm, folder: Path, watch: Callable[[str], Observer]) -> None:
         self.slurm, self.folder, self.watch = slurm, folder, watch
-        self.followed: list[Followed] = []
+        self.followed: list[SubmittedJob] = []
         self.problems: Problems = {}
 
     def run(self, jobs: Sequence[Job]) -> Problems:
@@ -189,7 +194,8 @@ class Queue:
         chunks = [new[k : k + together] for k in range(0, len(new), together)]
         try:
             executor = self.slurm.executor(self.folder)
-            submitted = self.submit(executor, [OnNode(chunk, source_digest()) for chunk in chunks]) if chunks else []
+            tasks = [SlurmTask(chunk, source_digest()) for chunk in chunks]
+            slurm_jobs = self.submit(executor, tasks) if tasks else []
         except FlashbackError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -197,10 +203,10 @@ class Queue:
             reason = " ".join(str(getattr(problem, "stderr", None) or problem).split())
             shutil.rmtree(self.folder, ignore_errors=True)
             raise FlashbackError(f"Slurm does not take the jobs ({reason}); see --slurm") from None
-        for job, chunk in zip(submitted, chunks, strict=True):
+        for job, chunk in zip(slurm_jobs, chunks, strict=True):
             self.follow(job, chunk)
-        if submitted:
-            self.note()
+        if slurm_jobs:
+            self.write_job_ids()
         for folder, identity in set(queued.values()):
             runs = [job for job in jobs if queued.get(job.name) == (folder, identity)]
             if runs:
@@ -210,47 +216,48 @@ class Queue:
             with handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):
                 self.wait()
         except KeyboardInterrupt:
-            ends = " ".join(sorted({one.job.job_id.partition("_")[0] for one in self.followed}))
+            ids = " ".join(sorted({submitted.job.job_id.partition("_")[0] for submitted in self.followed}))
             raise Interrupted(
-                f"the jobs stay in the queue; the same command goes on with them, `scancel {ends}` ends them"
+                f"the jobs stay in the queue; the same command continues them, `scancel {ids}` ends them"
             ) from None
         if not any(self.problems.values()):
-            self.tidy({self.folder, *(one.job.paths.folder for one in followed)})
+            self.tidy({self.folder, *(submitted.job.paths.folder for submitted in followed)})
         return self.problems
 
     def tidy(self, folders: Collection[Path]) -> None:
         """Remove what submitit has written for jobs that have ended, watched by this driver or by nobody."""
         left = None if self.slurm.cluster == "local" else self.in_queue()
         for folder in folders:
-            noted = self.noted(folder)
-            if noted.keys() <= self.problems.keys() or (left is not None and left.keys().isdisjoint(noted.values())):
+            job_ids = self.read_job_ids(folder)
+            has_ended = left is not None and left.keys().isdisjoint(job_ids.values())
+            if job_ids.keys() <= self.problems.keys() or has_ended:
                 shutil.rmtree(folder, ignore_errors=True)
 
     @staticmethod
-    def submit(executor: Any, works: Sequence[OnNode]) -> list[Any]:
+    def submit(executor: Any, tasks: Sequence[SlurmTask]) -> list[Any]:
         with executor.batch():
-            return [executor.submit(work) for work in works]
+            return [executor.submit(task) for task in tasks]
 
     def follow(self, job: Any, runs: Sequence[Job]) -> None:
         observers = {run.name: self.watch(run.name) for run in runs}
         followers = {run.name: Follower(run.folder, observers[run.name]) for run in runs}
         for observer in observers.values():
             observer({"event": "queued"})
-        self.followed.append(Followed(job, followers, observers, {run.name: run for run in runs}))
+        self.followed.append(SubmittedJob(job, followers, observers, {run.name: run for run in runs}))
 
-    def note(self) -> None:
-        ids = {name: one.job.job_id for one in self.followed for name in one.runs}
+    def write_job_ids(self) -> None:
+        ids = {name: submitted.job.job_id for submitted in self.followed for name in submitted.runs}
         write_atomically(self.folder / JOBS, json.dumps(ids, indent=1) + "\n")
 
     def queued_by_other_drivers(self) -> dict[str, tuple[Path, str]]:
         """The folder and the job of every run, by its name, that is still in the queue."""
         left, queued = self.in_queue() or {}, dict[str, tuple[Path, str]]()
         for folder in sorted(self.folder.parent.iterdir()):
-            queued |= {name: (folder, job) for name, job in self.noted(folder).items() if job in left}
+            queued |= {name: (folder, job) for name, job in self.read_job_ids(folder).items() if job in left}
         return queued
 
     @staticmethod
-    def noted(folder: Path) -> dict[str, str]:
+    def read_job_ids(folder: Path) -> dict[str, str]:
         """The job of every run that a driver has submitted from this folder."""
         with suppress(OSError, ValueError, AttributeError, RecursionError):
             entries = json.loads(read_file(folder / JOBS, LARGEST_RECORD)).items()
@@ -260,7 +267,7 @@ class Queue:
     def in_queue(self) -> dict[str, str] | None:
         """The nodes of the jobs of this user that have not ended, by the job; None if Slurm does not answer."""
         if self.slurm.cluster == "local":
-            return {one.job.job_id: "" for one in self.followed if not one.job.done()}
+            return {submitted.job.job_id: "" for submitted in self.followed if not submitted.job.done()}
         command = ["squeue", "--noheader", "--array", "--me", "--format", "%A %F_%K %N"]
         try:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -277,48 +284,48 @@ class Queue:
         while self.followed:
             if time.monotonic() - last_look >= ASK:
                 last_look, left = time.monotonic(), self.in_queue()
-            for one in list(self.followed):
+            for submitted in list(self.followed):
                 if left is not None:
-                    self.place(one, left.get(one.job.job_id))
-                self.report(one)
+                    self.place(submitted, left.get(submitted.job.job_id))
+                self.report(submitted)
             time.sleep(LOOK)
 
-    def place(self, one: Followed, node: str | None) -> None:
+    def place(self, submitted: SubmittedJob, node: str | None) -> None:
         if node is None:
-            one.left_queue = one.left_queue or time.monotonic()
+            submitted.left_queue = submitted.left_queue or time.monotonic()
             return
-        one.left_queue = None
-        if node and node != one.node:
-            one.node = node
-            for observer in one.observers.values():
+        submitted.left_queue = None
+        if node and node != submitted.node:
+            submitted.node = node
+            for observer in submitted.observers.values():
                 observer({"event": "placed", "node": node})
 
-    def report(self, one: Followed) -> None:
-        for follower in one.followers.values():
+    def report(self, submitted: SubmittedJob) -> None:
+        for follower in submitted.followers.values():
             follower.report()
-        if (problems := self.outcome(one)) is None:
+        if (problems := self.outcome(submitted)) is None:
             return
-        self.followed.remove(one)
-        for name, observer in one.observers.items():
+        self.followed.remove(submitted)
+        for name, observer in submitted.observers.items():
             self.problems[name] = problems.get(name, LOST.format(folder=self.folder))
             observer({"event": "end", "problem": self.problems[name]})
 
-    def outcome(self, one: Followed) -> Problems | None:
-        """What went wrong with the runs of a job that has ended; None while it goes on."""
+    def outcome(self, submitted: SubmittedJob) -> Problems | None:
+        """What went wrong with the runs of a job that has ended; None while it is queued or running."""
         from submitit.core.utils import pickle_load
 
-        paths = one.job.paths
+        paths = submitted.job.paths
         if paths.result_pickle.exists():
             with suppress(EOFError):
                 kind, value = pickle_load(paths.result_pickle)
-                return value if kind == "success" else dict.fromkeys(one.runs, value.strip().splitlines()[-1])
-        if one.left_queue is None or time.monotonic() - one.left_queue < PATIENCE:
+                return value if kind == "success" else dict.fromkeys(submitted.runs, value.strip().splitlines()[-1])
+        if submitted.left_queue is None or time.monotonic() - submitted.left_queue < PATIENCE:
             return None
-        if all(is_finished(run.folder) for run in one.runs.values()):  # another driver may have tidied up
-            return dict.fromkeys(one.runs)
+        if all(is_finished(run.folder) for run in submitted.runs.values()):  # another driver may have tidied up
+            return dict.fromkeys(submitted.runs)
         if not paths.stdout.exists() and not paths.stderr.exists() and paths.folder == self.folder:
             for other in self.followed:
                 other.job.cancel(check=False)
             raise FlashbackError(NOT_SHARED.format(folder=self.folder))
         message = LOST.format(folder=paths.folder)
-        return {name: None if is_finished(run.folder) else message for name, run in one.runs.items()}
+        return {name: None if is_finished(run.folder) else message for name, run in submitted.runs.items()}

@@ -10,10 +10,10 @@ import torch
 
 from flashback.training.environment import PORTION
 
-MOST_RUNS = 8  # that eight runs pay is measured (docs/speed.md)
+MOST_RUNS = 8  # up to eight runs share a GPU with a gain in speed (measured in docs/speed.md)
 BYTES_PER_RUN = 4 << 30  # of the GPU: CUDA itself, a ResNet-18, its knowledge and its images
 MPS = "nvidia-cuda-mps-control"
-OVERLAP = 2.0  # the portions of all runs add up to so many devices, since one run leaves part of its own idle
+OVERLAP = 2.0  # sum of the portions of all runs, in devices: a run leaves part of its own portion idle
 
 
 def jobs_at_a_time(jobs: int | None, runs: int, device: str) -> int:
@@ -29,7 +29,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def sharing_gpu(device: str, runs: int) -> Iterator[None]:
-    """Let so many processes started inside share a GPU through MPS, each on a portion; otherwise they take turns."""
+    """Let this many processes, started inside, share a GPU through MPS, each on a portion; else they take turns."""
     if device != "cuda":
         yield
         return
@@ -56,7 +56,7 @@ def mps_is_on() -> bool:
 
 
 def portion(runs: int) -> str:
-    """Percent of the multiprocessors for each of so many runs, which run side by side; the user may have set it."""
+    """Percent of the multiprocessors for each of n runs that share a GPU; the user may have set it."""
     return os.environ.get(PORTION) or f"{min(100.0, 100 * OVERLAP / runs):.3g}"
 
 

@@ -1,4 +1,4 @@
-"""Run jobs in parallel processes; one that dies is named and the others go on."""
+"""Run jobs in parallel processes; one that dies is named and the others continue."""
 
 import multiprocessing
 import signal
@@ -10,15 +10,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from flashback.engines.following import STOPPED
 from flashback.errors import Interrupted, require, warn_once
 from flashback.training.trainer import Observer
 
 Work = Callable[[Any, Observer], str | None]  # runs one job, reports its events, returns what went wrong
 DIED = "its process ended without an error message; was it out of memory?"
-STOPPED = "its process was stopped from outside"
 UNGUARDED = 86  # exit code of a process that starts further ones while it still reads the script
 GUARD = (
-    "several runs at a time start processes, and each reads the script anew; "
+    "several runs at a time start processes, and each reads the script again; "
     'put the call under: if __name__ == "__main__":'
 )
 START = "spawn"  # CUDA needs new processes, and threads of torch do not survive a fork

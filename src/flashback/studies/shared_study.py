@@ -1,6 +1,6 @@
 """A search that several drivers share through a database or a journal file, each with a folder of its own.
 
-The driver that asked for a choice first, by the number of its trial, has it; later trials of the choice are given back.
+If several drivers propose the same choice, the lowest trial number keeps it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def unusable(storage: str, problem: Exception) -> FlashbackError:
     return FlashbackError(f"the storage {storage} cannot be used ({reason[:300]})")
 
 
-def explained(method: Callable[Concatenate[SharedStudy, P], T]) -> Callable[Concatenate[SharedStudy, P], T]:
-    """A method that uses the storage, which may fail at any time."""
+def with_storage_errors(method: Callable[Concatenate[SharedStudy, P], T]) -> Callable[Concatenate[SharedStudy, P], T]:
+    """Name the storage in the error if a method that uses it fails, whatever the database driver raises."""
 
     @wraps(method)
     def call(study: SharedStudy, /, *args: P.args, **options: P.kwargs) -> T:
@@ -86,22 +86,22 @@ def explained(method: Callable[Concatenate[SharedStudy, P], T]) -> Callable[Conc
 class SharedStudy:
     """The trials of all drivers that tune the same thing over the same values."""
 
-    @explained
+    @with_storage_errors
     def __init__(self, optuna: Any, storage: str, identity: Any, folder: Path, seed: int) -> None:
         self.optuna, self.storage = optuna, storage
         self.driver = f"{platform.node()}:{folder.resolve()}"
-        own_seed = int(digest_of([seed, self.driver])[:8], 16)  # so that drivers do not begin with the same choices
+        driver_seed = int(digest_of([seed, self.driver])[:8], 16)  # drivers must not begin with the same choices
         self.study = optuna.create_study(
             study_name=f"flashback-{digest_of(identity)[:16]}",
             storage=open_storage(optuna, storage),
             direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=own_seed, constant_liar=True),
+            sampler=optuna.samplers.TPESampler(seed=driver_seed, constant_liar=True),
             load_if_exists=True,
         )
 
-    @explained
+    @with_storage_errors
     def claimed(self, before: int | None = None) -> dict[int, Any]:
-        """The trials that have a choice of their own, by number, or those of a lower number."""
+        """The first trial of each choice, by number; with `before`, of trials with a lower number."""
         states = (self.optuna.trial.TrialState.RUNNING, self.optuna.trial.TrialState.COMPLETE)
         first: dict[str, Any] = {}
         for trial in sorted(self.study.get_trials(deepcopy=False, states=states), key=lambda trial: trial.number):
@@ -120,7 +120,7 @@ class SharedStudy:
                 return
             time.sleep(0.05)
 
-    @explained
+    @with_storage_errors
     def claim(
         self, space: Mapping[str, Sequence[Any]], suggest: Callable[..., Any], trials: int
     ) -> tuple[int, Choice] | None:
@@ -141,11 +141,11 @@ class SharedStudy:
                 self.study.enqueue_trial(random.Random(f"{self.driver} {trial.number}").choice(left))
         return None
 
-    @explained
+    @with_storage_errors
     def give_back(self, number: int) -> None:
         self.study.tell(number, state=self.optuna.trial.TrialState.FAIL)
 
-    @explained
+    @with_storage_errors
     def tell(self, number: int, accuracy: float) -> None:
         self.study.tell(number, accuracy)
 

@@ -1,6 +1,5 @@
 """Sweeps: many runs from one file that names hosts, benchmarks, seeds, arms and a grid of settings."""
 
-import hashlib
 import itertools
 import json
 import os
@@ -17,11 +16,11 @@ from flashback.benchmarks.load import fetch_data
 from flashback.config import build, to_dict
 from flashback.engines.following import DONE, RUNNING, WAITING
 from flashback.errors import FlashbackError, require, shorten, unknown
-from flashback.files import make_folder, write_atomically
+from flashback.files import make_folder, sha256, write_atomically
 from flashback.hosts import HOSTS
 from flashback.hosts.external import HostFiles
 from flashback.plain_yaml import read_yaml
-from flashback.recipes import check_free, configure
+from flashback.recipes import check_not_fixed_by_user, configure
 from flashback.records import PLAN
 from flashback.records.terms import FLASHBACK
 from flashback.studies.executors import find_executor, take_shard
@@ -51,7 +50,7 @@ class Part:
             require(len(getattr(self, name)) >= 1, f"{name} is empty; name at least one")
         for key, values in self.grid.items():
             require(isinstance(values, list) and len(values) >= 1, f"grid.{key} must be a list of values")
-        check_free({**self.settings, **self.grid}, "a sweep")
+        check_not_fixed_by_user({**self.settings, **self.grid}, "a sweep")
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,12 @@ def parse_sweep(text: str, source: str) -> Sweep:
     for entry in (document, *parts):
         entry["settings"] = entry.get("settings") or {}
         require(isinstance(entry["settings"], dict), f"{source}: settings is a mapping of keys to values")
-    written = [{**document, **part, "settings": {**document["settings"], **part["settings"]}} for part in parts]
-    for count in (part["seeds"] for part in written if type(part.get("seeds")) is int):
-        example = list(range(count)) if 1 <= count <= 10 else [count]  # so many, or just this one
+    full_parts = [{**document, **part, "settings": {**document["settings"], **part["settings"]}} for part in parts]
+    for count in (part["seeds"] for part in full_parts if type(part.get("seeds")) is int):
+        example = list(range(count)) if 1 <= count <= 10 else [count]  # this many, or just this one
         raise FlashbackError(f"{source}: seeds is a list of seeds, not {count}; write {example}")
     try:
-        return Sweep(title, tuple(build(Part, part) for part in written))
+        return Sweep(title, tuple(build(Part, part) for part in full_parts))
     except FlashbackError as error:
         raise FlashbackError(f"{source}: {error}") from None
 
@@ -166,8 +165,7 @@ def slug(text: str) -> str:
 
 
 def fitting(name: str) -> str:
-    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return name if len(name) <= LONGEST_NAME else f"{name[:80].rstrip('-')}-{digest}"
+    return name if len(name) <= LONGEST_NAME else f"{name[:80].rstrip('-')}-{sha256(name)[:12]}"
 
 
 @dataclass

@@ -14,7 +14,7 @@ from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, require
 from flashback.files import ANOTHER_FOLDER, refuse_special, remove_cache, write_atomically
 from flashback.hosts.external import HostFiles
-from flashback.recipes import Recipe, check_free, configure
+from flashback.recipes import Recipe, check_not_fixed_by_user, configure
 from flashback.recipes.resolving import is_recipe_file, recipe_from_file
 from flashback.records import RunFolder, dotted, is_begun, read_record
 from flashback.studies.executors import find_executor
@@ -38,8 +38,8 @@ Trials = list[tuple[Choice, float]]  # choices that were tried, each with its ac
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """The best choice, and all that were tried, each once; fewer than requested if there are no more."""
+class TuningResult:
+    """The best choice, and all choices that were tried, each once; fewer than requested if there are no more."""
 
     choice: Choice
     accuracy: float
@@ -66,12 +66,12 @@ def tune(
     device: str | torch.device = "auto",
     host_file: HostFiles = None,
     watch: Callable[[str], Observer] = lambda name: lambda event: None,
-) -> Tuned:
+) -> TuningResult:
     """Search settings with Optuna on a validation split.
 
     Settings of flashback are chosen for the host with flashback; all others, which both arms share, for the host alone.
     The host alone with nothing chosen runs first, as the accuracy to beat. All runs are kept in `out`. The same call
-    goes on with them, and an interrupted search tries the same choices as one that was never interrupted.
+    continues them, and an interrupted search tries the same choices as one that was never interrupted.
 
     Args:
         host: The name of the method.
@@ -103,7 +103,7 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     require(trials >= 1, f"trials (--trials) is at least 1, not {trials}")
     overrides, folder = dotted(settings or {}), Path(out)
-    check_free(overrides, "tuning")
+    check_not_fixed_by_user(overrides, "tuning")
     executor = find_executor(on, jobs)
     at_a_time = getattr(executor, "jobs", None) or (1 if isinstance(executor, Local) else AT_A_TIME)
     context = RunContext.of(data, device, host_file, executor=executor)
@@ -114,7 +114,7 @@ def tune(
         return configure(host, benchmark, flashback=flashback, seed=seed, recipe=recipe, settings=values, data=data)
 
     alone = configured({}, flashback=False)
-    require(alone.benchmark.validation > 0, "tuning needs benchmark.validation above 0: test images are not for it")
+    require(alone.benchmark.validation > 0, "tuning needs benchmark.validation above 0; it never uses test images")
     first_epochs = range(1, max(1, alone.training.epochs // 2) + 1)
     space: Space = dict(over or {"flashback.alpha": ALPHAS, "flashback.epochs": first_epochs})
     with_flashback = check_space(space, overrides)
@@ -158,7 +158,7 @@ def tune(
     note = f"validation average accuracy {accuracy:.2f}, of the host alone {host_accuracy:.2f}"
     path = write_recipe(folder / "recipe.yaml", alone, recipe, sources, note)
     all_tried = [{**choice, "accuracy": value} for choice, value in ranked]
-    return Tuned(best, accuracy, all_tried, path, host_accuracy, with_flashback)
+    return TuningResult(best, accuracy, all_tried, path, host_accuracy, with_flashback)
 
 
 def search(
@@ -205,7 +205,7 @@ def accuracy_in(results: Trials, choice: Choice) -> float:
 
 def check_space(space: Space, settings: Mapping[str, Any]) -> bool:
     """Refuse what cannot be chosen; return whether it is flashback's settings that are."""
-    check_free(space, "tuning")
+    check_not_fixed_by_user(space, "tuning")
     for key, values in space.items():
         require(key not in settings, f"tuning chooses {key} itself; take it out of the settings")
         require(not key.startswith("benchmark."), f"{key} cannot be tuned: it changes what is to be learned")
@@ -228,9 +228,9 @@ def as_configured(space: Space, configured: Callable[[Choice], RunConfig]) -> Sp
     result: Space = {}
     first = {key: values[0] for key, values in space.items()}
     for key, values in space.items():
-        read = [dotted(to_dict(configured({**first, key: value})))[key] for value in values]
-        require(len(set(read)) == len(read), f"{key} has the same value twice among those to choose among")
-        result[key] = values if isinstance(values, range) else read
+        converted = [dotted(to_dict(configured({**first, key: value})))[key] for value in values]
+        require(len(set(converted)) == len(converted), f"{key} has the same value twice among those to choose among")
+        result[key] = values if isinstance(values, range) else converted
     for choice in islice(product(*result.values()), CHECKED):  # values may be fine alone and not together
         configured(dict(zip(result, choice, strict=True)))
     return result

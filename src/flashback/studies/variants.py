@@ -14,7 +14,7 @@ from typing import Any
 from flashback.config import RunConfig, parse_assignment
 from flashback.errors import require, unknown
 from flashback.plain_yaml import read_yaml
-from flashback.recipes import check_free
+from flashback.recipes import check_not_fixed_by_user
 from flashback.results.naming import setting_in_words
 
 FLASHBACK_KEYS = "flashback."
@@ -79,7 +79,7 @@ def parse_form(text: str, base: RunConfig) -> Variant:
     first, *others = OUTSIDE_BRACKETS.split(text)
     known = next(variants_of(first.strip(), base)) if "=" not in first else Variant("", {}, False)
     overrides = dict(map(parse_assignment, others if known.name else [first, *others]))
-    check_free(overrides, "a form")
+    check_not_fixed_by_user(overrides, "a form")
     settings = {**known.settings, **overrides}
     flashback = known.flashback or any(key.startswith(FLASHBACK_KEYS) for key in settings)
     words = ", ".join(setting_in_words(key, value) for key, value in overrides.items())
