@@ -255,7 +255,7 @@ def test_ctrl_c_takes_one_line_and_code_130(
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=LIMIT)
     assert (process.returncode, out) == (130, "")
-    assert err == "interrupted; the same command goes on where it stopped\n"
+    assert err == "interrupted; the same command continues where it stopped\n"
     saved = [json.loads(path.read_text()) for path in Path(folder).glob("checkpoint/*.json")]
     assert saved[-1]["values"]["history"]["budget"][-1]["steps"] > 0
 

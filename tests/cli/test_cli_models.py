@@ -68,7 +68,7 @@ BAD_INPUT = [
     (["predict", "model", "images", "--format", "json"], "unknown format 'json'; did you mean 'jsonl'?"),
     (["predict", "model", "images", "--out", "a.txt"], "a.txt cannot hold a table; use --format csv or jsonl"),
     (["predict", "model", "images", "--top", "0"], "top is the number of classes to name"),
-    (["evaluate", "model", "images", "--plot", "a.txt"], "a.txt is no picture; use .png, .pdf, .svg"),
+    (["evaluate", "model", "images", "--plot", "a.txt"], "a.txt is not a picture; use .png, .pdf, .svg"),
     (["export", "model", "model.h5"], "names no format to export to; use .onnx or .pt2"),
 ]
 

@@ -192,7 +192,7 @@ def test_an_unfinished_run_is_said_to_be_so(flashback: Command, bare: list[str])
     code, out, _ = flashback("show", "out")
     assert code == 0
     assert rows(out)["host.name"] == ["finetune"]
-    assert out.endswith("Not finished; `flashback resume out` goes on with it.\n")
+    assert out.endswith("Not finished; `flashback resume out` continues it.\n")
 
 
 def test_a_run_that_is_there_takes_no_settings(flashback: Command, bare: list[str]) -> None:

@@ -180,7 +180,9 @@ def test_sigterm_to_the_command(dataset: Path, tmp_path: Path) -> None:
         run.send_signal(signal.SIGTERM)
         out, err = run.communicate()
     assert (run.returncode, out) == (130, ""), err
-    assert err.splitlines()[1:] == ["interrupted; the same command goes on where it stopped"], "after the recipe's line"
+    assert err.splitlines()[1:] == ["interrupted; the same command continues where it stopped"], (
+        "after the recipe's line"
+    )
     state = Checkpoints(tmp_path / "run" / "checkpoint", CheckpointConfig()).load()
     assert state is not None
     assert state.values["position"]["epoch"] >= 1

@@ -94,7 +94,7 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     assert started.returncode == 1
     # The launcher may end the other rank before that has said anything.
     assert [line for line in errors.splitlines() if line.startswith("error: ")] in ([], [LOST])
-    assert "was ended by SIGKILL; the same command goes on from the last checkpoint" in errors
+    assert "was ended by SIGKILL; the same command continues from the last checkpoint" in errors
     assert "Traceback" not in errors
 
 

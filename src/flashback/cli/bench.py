@@ -38,7 +38,9 @@ def bench(
     result = measure(hosts or (), show=say_figure, **cases, **run_options)
     show_line(f"{result.device}, {result.precision}, torch {result.versions.get('torch')}, {result.date}")
     columns = ("method", "batch", "mode", "images/s", "steps/s", "preparation s", "peak MiB")
-    show_table("speed of training steps", columns, (figure_row(one) for one in result.figures if not one.problem))
+    show_table(
+        "speed of training steps", columns, (figure_row(figure) for figure in result.figures if not figure.problem)
+    )
     if out is not None:
         show_line(f"Figures: {out / 'bench.json'}")
     return 1 if any(figure.problem for figure in result.figures) else 0
@@ -71,7 +73,7 @@ def check(host: opt.Host, host_file: opt.HostFile = None, settings: opt.Set = No
     from flashback.reports.words import plural
 
     checks = check_host(host, settings=opt.parse_settings(settings), host_file=host_file, watch=show_check)
-    broken = sum(not one.kept for one in checks)
+    broken = sum(not check.kept for check in checks)
     verdict = f"breaks {broken} of" if broken else "keeps all"
     show_line(f"{host} {verdict} {plural(len(checks), 'promise')}.")
     return 1 if broken else 0

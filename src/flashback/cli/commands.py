@@ -104,7 +104,7 @@ def run(
     else:
         require(
             host in fb.HOSTS or not Path(host).is_dir(),
-            f"{host} is a folder: `flashback resume {host}` goes on with the run in it, "
+            f"{host} is a folder: `flashback resume {host}` continues the run in it, "
             f"`flashback run {host}/config.yaml` starts it again elsewhere",
         )
         config = fb.configure(host, settings=overrides, data=data)

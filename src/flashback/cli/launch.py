@@ -15,7 +15,7 @@ FAILED, INTERRUPTED = 1, 130
 
 
 def start_ranks(count: int, device: str) -> int:
-    """Start this command again in so many processes, and wait for them.
+    """Start this command again in `count` processes, and wait for them.
 
     Args:
         count: The processes; each has a GPU of its own, unless the run is on a CPU.
@@ -43,7 +43,9 @@ def start_ranks(count: int, device: str) -> int:
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         if failure.exitcode < 0:
-            say(f"rank {rank} was ended by {failure.signal_name()}; the same command goes on from the last checkpoint")
+            say(
+                f"rank {rank} was ended by {failure.signal_name()}; the same command continues from the last checkpoint"
+            )
             return FAILED
         return int(failed.failures.get(0, failure).exitcode)
     return 0

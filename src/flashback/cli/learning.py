@@ -1,4 +1,4 @@
-"""The commands learn, history, rollback and prune, for models that go on learning."""
+"""The commands learn, history, rollback and prune, for models that keep learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to choose from, told without importing torch, which takes seconds."""
+"""List what there is to choose from, without importing torch, which takes seconds."""
 
 import ast
 from collections.abc import Mapping, Sequence

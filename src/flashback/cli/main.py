@@ -45,7 +45,7 @@ def exit_code(arguments: list[str]) -> int:
         hint = SET_HINT if getattr(error, "option_name", "") and arguments[0] in WITH_SETTINGS else ""
         return stop(BAD_INPUT, f"error: {error.format_message()}{hint}")  # type: ignore[attr-defined]
     except Interrupted as stopped:
-        what_now = "the same command goes on where it stopped" if str(stopped) == SAVED else str(stopped)
+        what_now = "the same command continues where it stopped" if str(stopped) == SAVED else str(stopped)
         return stop(INTERRUPTED, f"interrupted; {what_now}")
     except (KeyboardInterrupt, typer.Abort):
         return stop(INTERRUPTED, "interrupted")

@@ -26,8 +26,8 @@ class ProgressView(TerminalProgress):
     """Shows the runs that are training; without a terminal, lines at their tasks and at most one a minute between.
 
     Args:
-        several: Whether there are several runs. Then, without a terminal, a task is told only if there was no line for
-            some seconds; the end of a run always is.
+        several: Whether there are several runs. Then, without a terminal, a task is reported only if there was no line
+            for some seconds; the end of a run always is.
     """
 
     def __init__(self, several: bool = False) -> None:

@@ -70,7 +70,7 @@ def show_folder(folder: Path) -> None:
     if is_finished(folder):
         show_run(folder)
     else:
-        show_line(f"Not finished; `flashback resume {folder}` goes on with it.")
+        show_line(f"Not finished; `flashback resume {folder}` continues it.")
 
 
 def title_of(settings: Mapping[str, Any]) -> str:

@@ -304,7 +304,7 @@ def cka(
     device: opt.Device = "auto",
     host_file: opt.HostFile = None,
     after_tasks: Annotated[
-        int | None, Option(help="Compare both arms as they were after so many tasks; needs checkpoint.tasks=true.")
+        int | None, Option(help="Compare both arms as they were after this many tasks; needs checkpoint.tasks=true.")
     ] = None,
 ) -> None:
     """Compare representations with those of joint training.

@@ -24,7 +24,7 @@ LONGEST_NAME = 24  # letters
 
 def check_picture(path: Path) -> None:
     """Refuse a file whose ending names no kind of picture."""
-    require(path.suffix.lower() in PICTURES, f"{printable(path)} is no picture; use {', '.join(PICTURES)}")
+    require(path.suffix.lower() in PICTURES, f"{printable(path)} is not a picture; use {', '.join(PICTURES)}")
 
 
 def plot_confusion_counts(counts: Sequence[Sequence[int]], names: Sequence[str], title: str, path: Path) -> None:

@@ -83,12 +83,12 @@ def comparison_rows(report: Report) -> list[dict[str, Any]]:
     for pairing in report.pairings:
         about = {"method": pairing.name} | {name: getattr(pairing, name) for name in ("host", "benchmark", "recipe")}
         settings = settings_in(pairing.methods[-1].any_run, varying)
-        beside = [one for other, one in report.references_beside if other is pairing]
+        beside = [reference for other, reference in report.references_beside if other is pairing]
         for row in pairing.rows:
-            references = [one for one in beside if (one.setting, one.metric) == (row.setting, row.metric)]
-            values = {arm: [str(one.value[arm]) for one in references if arm in one.value] for arm in ARMS}
+            references = [cell for cell in beside if (cell.setting, cell.metric) == (row.setting, row.metric)]
+            values = {arm: [str(cell.value[arm]) for cell in references if arm in cell.value] for arm in ARMS}
             published = {f"{arm}_published": "; ".join(some) for arm, some in values.items()}
-            published["published_in"] = "; ".join(one.where for one in references)
+            published["published_in"] = "; ".join(cell.where for cell in references)
             rows.append(about | _numbers(row, *ARMS) | {"budget": pairing.budget} | published | settings)
     return rows
 

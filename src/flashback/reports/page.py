@@ -73,8 +73,12 @@ def payload(report: Report) -> dict[str, Any]:
         "arms": ARM_TITLES,
         "phases": [PHASE_1, PHASE_2],
         "pairings": [describe(pairing, points, cells, len(report.methods)) for pairing in report.pairings],
-        "similarities": [{"layers": one.layers, "values": one.values} for one in report.similarities],
-        "frontiers": [{setting: frontier_view(one, setting) for setting in SETTINGS} for one in report.frontiers],
+        "similarities": [
+            {"layers": similarity.layers, "values": similarity.values} for similarity in report.similarities
+        ],
+        "frontiers": [
+            {setting: frontier_view(frontier, setting) for setting in SETTINGS} for frontier in report.frontiers
+        ],
     }
 
 

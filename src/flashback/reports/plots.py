@@ -113,7 +113,7 @@ def new_figure(width: float, height: float, columns: int = 1, title: str = "", *
 
 
 def wrapped(text: str) -> str:
-    """Text in at most three short lines; a dollar in a name is no mathematics."""
+    """Text in at most three short lines; a dollar sign in a name is not mathematics."""
     return "\n".join(textwrap.wrap(printable(text), LINE, max_lines=3, placeholder=" …")).replace("$", r"\$")
 
 
@@ -344,7 +344,8 @@ def plot_frontier(frontier: Frontier) -> Figure:
     tallest = 4.2 + 0.2 * len(frontier.curves)
     figure, panels = new_figure(11, tallest, len(SETTING_TITLES), f"Frontier of {frontier.title}")
     for axes, (setting, title) in zip(panels, SETTING_TITLES.items(), strict=True):
-        heights, outlines = {one.name: one.test for one in frontier.advantages(setting)}, frontier.outlines(setting)
+        heights = {advantage.name: advantage.test for advantage in frontier.advantages(setting)}
+        outlines = frontier.outlines(setting)
         for k, (name, points) in enumerate(frontier.points(setting).items()):
             known = [point for point in points if point.new is not None and point.old is not None]
             if not known:

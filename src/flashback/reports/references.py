@@ -56,15 +56,19 @@ class References:
     others: list[Reference] = field(default_factory=list)
 
     def beside(self, comparison: Comparison) -> list[Reference]:
-        return [one for one in self.values if one.is_about(comparison) and one.metric in comparison.metric_names]
+        return [
+            reference
+            for reference in self.values
+            if reference.is_about(comparison) and reference.metric in comparison.metric_names
+        ]
 
     def not_run_here(self, values: list[Reference]) -> list[str]:
-        tables = {(one.where, one.benchmark) for one in values}
+        tables = {(reference.where, reference.benchmark) for reference in values}
         return [
-            f"{one.host} on {one.benchmark}, {SETTING_TITLES[one.setting]} {TITLES[one.metric][1]}: {one.text(HOST)} "
-            f"in {one.where}."
-            for one in self.others
-            if (one.where, one.benchmark) in tables
+            f"{reference.host} on {reference.benchmark}, {SETTING_TITLES[reference.setting]} "
+            f"{TITLES[reference.metric][1]}: {reference.text(HOST)} in {reference.where}."
+            for reference in self.others
+            if (reference.where, reference.benchmark) in tables
         ]
 
 

@@ -159,7 +159,7 @@ class Report:
 
     @cached_property
     def references_beside(self) -> list[tuple[Comparison, Reference]]:
-        return [(pairing, one) for pairing in self.pairings for one in self.references.beside(pairing)]
+        return [(pairing, reference) for pairing in self.pairings for reference in self.references.beside(pairing)]
 
     # ------------------------------------------------------------ remarks
 
@@ -257,7 +257,9 @@ def read_report(
 
 def in_all(methods: Sequence[Method]) -> list[str]:
     changes = [[setting_in_words(*item) for item in method.changes.items()] for method in methods]
-    return [words for words in changes[0] if all(words in some for some in changes)] if changes else []
+    return (
+        [words for words in changes[0] if all(words in method_changes for method_changes in changes)] if changes else []
+    )
 
 
 def over_tasks(pairing: Comparison, setting: str) -> PairedTest:

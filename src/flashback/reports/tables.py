@@ -114,7 +114,7 @@ def references_table(report: Report) -> Table:
     notes = [
         "Only runs on all tasks and training images, with the epochs of their recipe, are shown here. Other settings "
         "may differ from the published ones. A quoted value comes from an earlier publication.",
-        *dict.fromkeys(f"{one.host}: {one.note}" for one in references if one.note),
+        *dict.fromkeys(f"{reference.host}: {reference.note}" for reference in references if reference.note),
         *(f"Not run here: {sentence}" for sentence in report.references.not_run_here(references)),
     ]
     return Table("Published values", ("method", "metric", "published in", *columns), 3, rows, notes)

@@ -1,4 +1,4 @@
-"""The versions of a model that goes on learning as a picture."""
+"""A picture of the versions of a model that keeps learning."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def write_report(report: Report, out: str | Path, form: str = "html") -> list[Pa
 
 
 def with_suffix(path: Path, suffix: str) -> Path:
-    """`report.html` becomes `report.md`; a suffix that is none of ours stays part of the name."""
+    """`report.html` becomes `report.md`; any other suffix stays part of the name."""
     return path.with_suffix(suffix) if path.suffix in SUFFIXES.values() else path.with_name(path.name + suffix)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -190,9 +190,10 @@ class Frontier:
             test = paired_test(dict.fromkeys(gaps, 0.0), heights) if whole else paired_test({}, {})
             low, high = (mean([seed_gap[k] for seed_gap in gaps.values() if seed_gap]) for k in (2, 3))
             result.append(Advantage(curve.name, heights, areas, low, high, test, None))
-        adjusted = iter(holm([one.test.p for one in result if one.test.p is not None]))
+        adjusted = iter(holm([advantage.test.p for advantage in result if advantage.test.p is not None]))
         return [
-            one if one.test.p is None else Advantage(**{**vars(one), "p_adjusted": next(adjusted)}) for one in result
+            advantage if advantage.test.p is None else replace(advantage, p_adjusted=next(adjusted))
+            for advantage in result
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -201,7 +202,7 @@ class Frontier:
         answers = {
             setting: {
                 "points": {name: [asdict(point) for point in points] for name, points in self.points(setting).items()},
-                "advantages": [{**asdict(one), "sentence": one.sentence} for one in self.advantages(setting)],
+                "advantages": [{**asdict(answer), "sentence": answer.sentence} for answer in self.advantages(setting)],
             }
             for setting in SETTINGS
         }

@@ -89,12 +89,12 @@ class Method(ConfigView):
 
     @property
     def cost(self) -> Cost:
-        facts = [run.record.run for run in self.runs.values()]
+        records = [run.record.run for run in self.runs.values()]
         largest: dict[str, int] = {}
-        for one in facts:
-            for kind, size in one["knowledge_bytes"].items():
+        for record in records:
+            for kind, size in record["knowledge_bytes"].items():
                 largest[kind] = max(size, largest.get(kind, 0))
-        steps, images, seconds = (mean([one[name] for one in facts]) for name in ("steps", "images", "seconds"))
+        steps, images, seconds = (mean([record[name] for record in records]) for name in ("steps", "images", "seconds"))
         return Cost(steps, images, seconds, largest)
 
     @cached_property

@@ -61,12 +61,12 @@ def distinct_names(
 ) -> list[str]:
     """Add to each title its changes that not all share; names that are still equal get all settings that differ."""
     varying_names = varying_keys(settings)
-    keys = [[key for key in varying_names if key in some] for some in changes]
+    keys = [[key for key in varying_names if key in method_changes] for method_changes in changes]
     names = list(map(_name, titles, settings, keys))
     for name in [name for name, count in Counter(names).items() if count > 1]:
-        alike = [k for k, other in enumerate(names) if other == name]
-        more = varying_keys([settings[k] for k in alike])
-        for k in alike:
+        equal = [k for k, other in enumerate(names) if other == name]
+        more = varying_keys([settings[k] for k in equal])
+        for k in equal:
             names[k] = _name(titles[k], settings[k], [*keys[k], *more])
     repeats = [names[:k].count(name) for k, name in enumerate(names)]
     return [f"{name} #{count + 1}" if count else name for name, count in zip(names, repeats, strict=True)]
@@ -79,8 +79,8 @@ def _name(title: str, settings: Mapping[str, Any], keys: Collection[str]) -> str
 
 def varying_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     values: dict[str, set[str]] = {}
-    for one in settings:
-        for key, value in one.items():
+    for mapping in settings:
+        for key, value in mapping.items():
             values.setdefault(key, set()).add(value_in_words(value))
     return [key for key, several in values.items() if len(several) > 1]
 

@@ -66,7 +66,7 @@ class Trial:
     def lead(self, other: "Trial") -> tuple[float, float] | None:
         """The mean advantage over another candidate with the same seeds, and its standard error."""
         pairs = [(self.accuracies[seed], value) for seed, value in other.accuracies.items() if seed in self.accuracies]
-        differences = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
+        differences = [ours - others for ours, others in pairs if ours is not None and others is not None]
         if len(differences) < len(pairs) or len(differences) < FEWEST_SEEDS:
             return None
         return sum(differences) / len(differences), (deviation(differences) or 0.0) / math.sqrt(len(differences))
@@ -329,7 +329,7 @@ def final_round(candidates: Sequence[Variant]) -> list[Variant]:
     return [ALONE, *others[:1], *[form for form in candidates if form.flashback][:FINALISTS]]
 
 
-def write_choice(chosen: FormChoice, base: RunConfig, recipe: str, given: Mapping[str, Any]) -> None:
+def write_choice(chosen: FormChoice, base: RunConfig, recipe: str, user_settings: Mapping[str, Any]) -> None:
     """Write all trials, and a recipe: the tuned host for both arms, and what the form changes in its own."""
     trials = [{**asdict(trial), "mean": trial.mean} for trial in chosen.trials]
     content = {"answer": chosen.answer, "spent": chosen.spent, "trials": trials, "left_out": chosen.left_out}
@@ -346,7 +346,7 @@ def write_choice(chosen: FormChoice, base: RunConfig, recipe: str, given: Mappin
         chosen.recipe,
         base,
         recipe,
-        {"given to flashback tune": given, source: chosen.tuned.settings},
+        {"given to flashback tune": user_settings, source: chosen.tuned.settings},
         chosen.answer,
         kind=IMPROVED,
         flashback={source: form},

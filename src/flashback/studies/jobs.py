@@ -212,7 +212,7 @@ def run_all(jobs: Sequence[Job], executor: Executor, watch: Callable[[str], Obse
 
 
 def share_first_tasks(jobs: Sequence[Job], folder: Path, count: int) -> list[Job]:
-    """Name the folder in jobs with a first task in common; of several at a time, one goes ahead and trains it."""
+    """Name the folder in jobs with a first task in common; of several at a time, one trains it first."""
     counts, places = Counter[str](), list[int]()
     for job in jobs:
         places.append(counts[job.first_task_key] if count > 1 else 0)

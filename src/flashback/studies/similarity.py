@@ -44,7 +44,7 @@ def compare_representations(
         device: Where to compute.
         host_file: A file or files that register hosts or networks.
         out: A folder for cka.json, which a report shows; None: write nothing.
-        after_tasks: Take both arms as they were after so many tasks, and only those tasks; None: at the end.
+        after_tasks: Take both arms as they were after this many tasks, and only those tasks; None: at the end.
 
     Returns:
         What cka.json holds: under `old` and `new`, for each arm, the similarity of every layer.
