@@ -87,7 +87,7 @@ def test_a_study_trains_where_the_executor_says(tmp_path: Path) -> None:
     with pytest.raises(FlashbackError, match="not today"):
         compare("lwf-mc", seeds=1, out=tmp_path / "c", on=executor)
     assert len(executor.names) == 5
-    with pytest.raises(FlashbackError, match="jobs of its own"):
+    with pytest.raises(FlashbackError, match="its own number of jobs"):
         find_executor(executor, 2)
 
 

@@ -11,7 +11,7 @@ from flashback.records import CONFIG, LOG, PLAN, is_finished, is_held
 
 Observer = Callable[[Mapping[str, Any]], None]
 DONE, RUNNING, WAITING = "done", "running", "waiting"
-STOPPED = "its process was stopped from outside"  # the problem of a run that saved its state and may be tried again
+STOPPED = "its process was stopped from outside"  # a run has saved its state, and may be tried again
 
 
 class Follower:

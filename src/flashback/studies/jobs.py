@@ -113,7 +113,7 @@ def check_jobs(jobs: int | None) -> None:
 
 
 def device_type(device: str | torch.device) -> str:
-    """Auto, cpu or cuda, without asking whether this machine has it."""
+    """The name of a device without its number: auto, cpu or cuda; this machine need not have it."""
     name = str(device).partition(":")[0]
     require(name in ("auto", "cpu", "cuda"), f"device (--device) must be auto, cpu or cuda, not '{device}'")
     return name
