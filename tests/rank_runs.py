@@ -156,7 +156,7 @@ EXPERIMENTS |= {f"{name} on a GPU": Run(name, True, "cuda", (("capture", False),
 def together(names: Sequence[str], count: int = 2) -> dict[str, Values]:
     """Run experiments as rank 0 of so many; the other ranks are processes of their own."""
     port = free_port()
-    with other_ranks(count, port, *names), as_rank(0, count, MASTER_PORT=port), ranks.sharing("gloo"):
+    with other_ranks(count, port, *names), as_rank(0, count, MASTER_PORT=port), ranks.process_group("gloo"):
         return {name: EXPERIMENTS[name]() for name in names}
 
 
@@ -200,6 +200,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     ranks.LONGEST_SILENCE = PATIENCE
     os.environ["MASTER_PORT"] = sys.argv[1]
-    with ranks.sharing("gloo"):
+    with ranks.process_group("gloo"):
         for experiment in sys.argv[2:]:
             EXPERIMENTS[experiment]()

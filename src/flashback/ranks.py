@@ -1,8 +1,8 @@
-"""One run on several devices: a process for each of them, called a rank, and what the ranks tell each other.
+"""One run on several devices: one process for each device, called a rank, and the exchanges between ranks.
 
-Every rank runs the same program: it has all images, the whole memory and the same random generators, and so the same
-weights. Only the passes through a backbone are divided (`flashback.nets.splitting`). Rank 0 alone writes and prints.
-In a run on one device nothing here does anything.
+Every rank runs the same program with all images, the whole memory and the same random generators, so all ranks have the
+same weights. Only the passes through a backbone are divided (`flashback.nets.splitting`). Only rank 0 writes and prints.
+In a run on one device these functions do nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from flashback.errors import FlashbackError, require
 if TYPE_CHECKING:
     from torch import Tensor
 
-LONGEST_SILENCE = timedelta(minutes=30)  # a rank waits so long for another, which may be fetching data
-RELATIVE_ROUNDING = 1e-5  # of what all ranks compute alike; none on devices of the same kind
-TIME_TO_END = 5.0  # seconds that a rank has to end by itself once another has failed
+LONGEST_SILENCE = timedelta(minutes=30)  # how long a rank waits for another, which may be fetching data
+RELATIVE_ROUNDING = 1e-5  # of what all ranks compute; zero on devices of the same kind
+TIME_TO_END = 5.0  # seconds for a rank to end by itself after another has failed
 FAILED = "flashback: a rank has failed"  # what ranks count in the store that torchrun keeps, for each attempt and run
 
 
@@ -31,45 +31,45 @@ class RankError(FlashbackError):
 
 
 class AnotherRankFailedError(RankError):
-    """Raised on all ranks but the one that failed first, which says why."""
+    """Raised on all ranks except the one that failed first, which gives the reason."""
 
 
 @dataclass
 class Group:
-    """The ranks that share a run, as seen from one of them."""
+    """The ranks of a run, as seen from one of them."""
 
     rank: int = 0
-    count: int = 1
-    captures: bool = True  # whether what they say can be part of a CUDA graph
+    world_size: int = 1
+    captures: bool = True  # whether its exchanges can be part of a CUDA graph
 
 
 _group = Group()
 _failed_first = False
-_runs = 0  # that this process has joined
+_runs = 0  # the number of runs on several devices that this process has taken part in
 
 
-def count() -> int:
-    """Return the ranks of this run."""
-    return _group.count
+def world_size() -> int:
+    """Return the number of ranks of this run; 1 outside `launched_group`."""
+    return _group.world_size
 
 
 def rank() -> int:
-    """Return which of them this process is."""
+    """Return the rank of this process."""
     return _group.rank
 
 
 def launched() -> bool:
     """Return whether torchrun, or `--devices`, started this process as one of several ranks."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and world_size() > 1
+    return "TORCHELASTIC_RUN_ID" in os.environ and launched_world_size() > 1
 
 
-def world_size() -> int:
-    """Return how many ranks were started."""
+def launched_world_size() -> int:
+    """Return the number of ranks that the launcher started, whether or not they have joined a group."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:
-    """Return which of the ranks on this machine this process is."""
+    """Return the rank of this process among those on this machine."""
     return int(os.environ["LOCAL_RANK"]) if launched() else 0
 
 
@@ -85,7 +85,7 @@ def check_gpus(number: int) -> None:
 
 
 def is_first() -> bool:
-    """Return whether this process is the one that writes and prints."""
+    """Return whether this is rank 0, which writes and prints."""
     return int(os.environ["RANK"]) == 0 if launched() else _group.rank == 0
 
 
@@ -99,14 +99,14 @@ def can_capture() -> bool:
     return _group.captures
 
 
-# ---------------------------------------------------------------- what ranks tell each other
+# ---------------------------------------------------------------- exchanges between ranks
 
 
-def add_up(tensor: Tensor) -> Tensor:
+def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Replace a contiguous tensor by its sum over the ranks, in place; every rank gets the same bits."""
     import torch.distributed as dist
 
-    if _group.count > 1:
+    if _group.world_size > 1:
         dist.all_reduce(tensor)
     return tensor
 
@@ -114,29 +114,29 @@ def add_up(tensor: Tensor) -> Tensor:
 def average(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the means of gradients over the ranks, computed in one exchange.
 
-    A backward pass leaves too much on a rank: see `flashback.nets.splitting`. Whoever calls `torch.autograd.grad` for
-    parameters of a network has to pass the result through here.
+    On one rank a backward pass gives scaled gradients; see `flashback.nets.splitting`. Pass the result of every
+    `torch.autograd.grad` for parameters of a network through this function.
     """
     import torch
 
-    if _group.count == 1 or not gradients:
+    if _group.world_size == 1 or not gradients:
         return gradients
-    mean = add_up(torch.cat([gradient.reshape(-1) for gradient in gradients])) / _group.count
+    mean = all_reduce_sum(torch.cat([gradient.reshape(-1) for gradient in gradients])) / _group.world_size
     parts = torch.split(mean, [gradient.numel() for gradient in gradients])
     return [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
 
 
-def differing(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that are not the same on all ranks, apart from rounding."""
+def names_that_differ(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors that differ between ranks by more than rounding."""
     import torch
 
     sums = torch.stack([tensor.sum(dtype=torch.float64).cpu() for tensor in tensors.values()])
     sizes = torch.stack([magnitude(tensor).cpu() for tensor in tensors.values()])
-    table = sums.new_zeros(count(), 2, len(sums))
+    table = sums.new_zeros(world_size(), 2, len(sums))
     table[rank()] = torch.stack([sums, sizes])
-    add_up(table)
-    apart = (table - table[0]).abs().amax(dim=0)
-    wrong = (apart > RELATIVE_ROUNDING * table[0, 1]).any(dim=0)
+    all_reduce_sum(table)
+    difference = (table - table[0]).abs().amax(dim=0)
+    wrong = (difference > RELATIVE_ROUNDING * table[0, 1]).any(dim=0)
     return [name for name, differs in zip(tensors, wrong.tolist(), strict=True) if differs]
 
 
@@ -146,39 +146,39 @@ def magnitude(tensor: Tensor) -> Tensor:
     return (tensor if tensor.dtype in (torch.bool, torch.uint8) else tensor.abs()).sum(dtype=torch.float64)
 
 
-def from_first(content: bytes) -> bytes:
-    """Return what rank 0 gives; what the others give is ignored."""
+def broadcast(content: bytes) -> bytes:
+    """Return the content of rank 0 on all ranks."""
     import torch
 
-    if _group.count == 1:
+    if _group.world_size == 1:
         return content
     is_source = _group.rank == 0
-    size = int(add_up(torch.tensor(len(content) if is_source else 0)))
+    size = int(all_reduce_sum(torch.tensor(len(content) if is_source else 0)))
     whole = torch.zeros(size, dtype=torch.uint8)
     if is_source and content:
         whole.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-    return add_up(whole).numpy().tobytes()
+    return all_reduce_sum(whole).numpy().tobytes()
 
 
 @contextmanager
-def first_alone() -> Iterator[None]:
-    """Let the first rank of every machine do something before the others, such as fetching data."""
+def local_rank_zero_first() -> Iterator[None]:
+    """Run the body on the first rank of every machine before the other ranks, for example to fetch data."""
     import torch
 
-    waits = local_rank() > 0
-    if waits:
-        add_up(torch.zeros(1))
+    is_waiting = local_rank() > 0
+    if is_waiting:
+        all_reduce_sum(torch.zeros(1))
     yield
-    if not waits:
-        add_up(torch.zeros(1))
+    if not is_waiting:
+        all_reduce_sum(torch.zeros(1))
 
 
-# ---------------------------------------------------------------- the beginning and the end of a run
+# ---------------------------------------------------------------- process groups
 
 
 @contextmanager
-def sharing(backend: str) -> Iterator[None]:
-    """Be one of the ranks that the environment describes, inside this context."""
+def process_group(backend: str) -> Iterator[None]:
+    """Join the process group that the environment describes, inside this context."""
     global _group
     import torch.distributed as dist
     import torch.distributed.nn  # noqa: F401  imported later, its defaults would keep the group and its threads alive
@@ -197,9 +197,9 @@ def sharing(backend: str) -> Iterator[None]:
 
 
 @contextmanager
-def joined(on_gpu: bool) -> Iterator[None]:
-    """Be one of the ranks that torchrun started, if it did. If one of them fails, all of them end."""
-    if not launched() or _group.count > 1:
+def launched_group(on_gpu: bool) -> Iterator[None]:
+    """Join the process group that torchrun started, if it did. If one rank fails, all of them end."""
+    if not launched() or _group.world_size > 1:
         yield
         return
     global _failed_first, _runs
@@ -209,7 +209,7 @@ def joined(on_gpu: bool) -> Iterator[None]:
 
     if on_gpu:
         torch.cuda.set_device(local_rank())
-    with sharing("cpu:gloo,cuda:nccl" if on_gpu else "gloo"):
+    with process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo"):
         _runs, _failed_first = _runs + 1, False
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         over = threading.Event()
@@ -240,12 +240,12 @@ def is_first_to_fail(store: Any) -> bool:
 
 
 def failed_key() -> str:
-    """The key of the present run: torchrun keeps its store when it restarts, and a script may make several runs."""
+    """The key of the current run: torchrun keeps its store when it restarts, and a script may make several runs."""
     return f"{FAILED}, restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}, run {_runs}"
 
 
 def end_after_others(store: Any, over: threading.Event) -> None:
-    """End this process if another rank has failed: it may be waiting for it in a kernel, where nothing else reaches."""
+    """End this process if another rank has failed; it may be waiting in a kernel that nothing else can interrupt."""
     while not over.wait(1.0):
         try:
             failed = store.check([failed_key()])

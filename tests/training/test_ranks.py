@@ -65,7 +65,7 @@ GROUP_THAT_ENDS = """
 import sys, weakref
 import torch.distributed
 from flashback import ranks
-with ranks.sharing("gloo"):
+with ranks.process_group("gloo"):
     import torch.distributed.nn  # as torch.compile and functorch do
     group = weakref.ref(torch.distributed.group.WORLD)
 sys.exit(group() is not None)

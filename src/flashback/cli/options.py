@@ -78,7 +78,7 @@ def starts_ranks(devices: int | None) -> TypeGuard[int]:
     """Return whether this process has to start others; ranks have the same options as the process that started them."""
     require(devices is None or devices >= 1, f"--devices must be at least 1, not {devices}")
     if ranks.launched():
-        started = ranks.world_size()
+        started = ranks.launched_world_size()
         require(
             devices in (None, started),
             f"--devices is {devices}, but torchrun started {started} processes; leave it out",

@@ -23,7 +23,7 @@ from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ImportantParameters, ModelKnowledge, Support, bytes_of, copy_state, squared_error
 from flashback.knowledge.importance import fisher_diagonal
 from flashback.nets import Net
-from flashback.nets.splitting import whole_passes
+from flashback.nets.splitting import unsplit_passes
 
 IMAGES_UNFOLDED = 32  # at a time: the patches of a layer take far more memory than its input
 
@@ -164,7 +164,7 @@ class LinearConnector(Host):
     def remember(self) -> None:
         """Add the inputs of each layer to its covariance, and the importance of the other parameters."""
         train, views = self.task.train, self.views
-        with self.watching_inputs(), whole_passes():
+        with self.watching_inputs(), unsplit_passes():
             self.embed(train.x, features_of)
         for space in self.spaces:
             cast(NullSpace, space).update(self.settings.null_ratio)

@@ -154,7 +154,7 @@ def mean_over_images(
     gradients = vmap(grad(score), in_dims=(None, 0, 0))
     device, chunk = next(iter(weights.values())).device, chunk_size(list(weights.values()))
     # In evaluation mode batch norm couples no images and keeps its statistics; vmap cannot enter compiled modules.
-    share = slice(ranks.rank(), len(labels), ranks.count())
+    share = slice(ranks.rank(), len(labels), ranks.world_size())
     pieces = zip(torch.split(images[share], chunk), torch.split(labels[share], chunk), strict=True)
     with evaluating(net), torch.compiler.set_stance("force_eager"):
         for raw, y in (piece for piece in pieces if len(piece[1])):
@@ -162,7 +162,7 @@ def mean_over_images(
             for columns in passes(x, y.to(device)):
                 for name, gradient in gradients(weights, x, columns).items():
                     sums[name] += magnitude(gradient).sum(dim=0)
-    return ranks.add_up(flat(sums.values())) / len(labels)
+    return ranks.all_reduce_sum(flat(sums.values())) / len(labels)
 
 
 def chunk_size(weights: list[Tensor]) -> int:

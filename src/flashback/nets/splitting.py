@@ -1,11 +1,11 @@
-"""Passes through a backbone that the ranks of a run divide among them; a run on one device has no part in this.
+"""Passes through a backbone that the ranks of a run share. A run on one device does not use this module.
 
 All ranks hold the same batch. In a pass, rank r of n runs images r, r + n, r + 2n, ... and then all ranks get the
 features of all images. So what a host computes from features is the same on every rank, and is that of one device.
 
-Gradients are right because of one factor. On every rank the loss L is that of the whole batch. A parameter has two
-parts in it: through the features of each image, and directly, as in a head or in a penalty. A rank sees the direct part
-whole, but of the features only those of its images. The backward pass of `Gathered` multiplies their gradients by n.
+One factor makes the gradients correct. On every rank the loss L is that of the whole batch. A parameter
+affects it in two ways: through the features of each image, and directly, as in a head or in a penalty. A rank has the
+whole direct part, but only the features of its images. The backward pass of `AllGather` multiplies their gradients by n.
 So the mean over ranks, which `flashback.ranks.average` takes once in a step, is
 
     1/n sum_r (n dL/dtheta through the images of r + dL/dtheta directly) = dL/dtheta.
@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from flashback import ranks
 from flashback.errors import FlashbackError
 
-RANDOM = (  # functions that would draw for the images of one rank alone
+RANDOM = (  # functions that would draw only for the images of one rank
     *(torch.bernoulli, torch.rand, torch.rand_like, torch.randn, torch.randn_like),
     *(torch.Tensor.bernoulli_, torch.Tensor.normal_, torch.Tensor.uniform_),
 )
@@ -36,27 +36,27 @@ RANDOM_IN_TRAINING = (
     F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu,
 )  # fmt: skip
 
-_whole: int | None = None  # images of the batch that is being divided, also where passes are not to be divided
+_whole: int | None = None  # images of the batch that is being divided; 0 where passes must not be divided
 
 
 def split_pass(run: Callable[[Tensor], Any], x: Tensor) -> Any:
-    """Run a function on images, each rank on its share of them, and return its outputs for all.
+    """Run a function on images, each rank on a part of them, and return the outputs for all images.
 
     Args:
         run: Returns a tensor, or several, with a row for each image.
-        x: The images, the same on all ranks. Fewer than there are ranks are not divided.
+        x: The images, the same on all ranks. They are not divided if there are fewer images than ranks.
     """
-    if ranks.count() == 1 or _whole is not None or len(x) < ranks.count():
+    if ranks.world_size() == 1 or _whole is not None or len(x) < ranks.world_size():
         return run(x)
     with within_batch_of(len(x)), SplitPass():
-        outputs = run(Share.apply(x))  # type: ignore[no-untyped-call]
+        outputs = run(ShardRows.apply(x))  # type: ignore[no-untyped-call]
     if isinstance(outputs, Tensor):
-        return Gathered.apply(outputs, len(x))  # type: ignore[no-untyped-call]
-    return [Gathered.apply(output, len(x)) for output in outputs]  # type: ignore[no-untyped-call]
+        return AllGather.apply(outputs, len(x))  # type: ignore[no-untyped-call]
+    return [AllGather.apply(output, len(x)) for output in outputs]  # type: ignore[no-untyped-call]
 
 
-def whole_passes() -> Any:
-    """Inside this context every rank runs all images, for whoever reads what happens within a network."""
+def unsplit_passes() -> Any:
+    """Inside this context every rank runs all images, for code that reads the inside of a network."""
     return within_batch_of(0)
 
 
@@ -71,23 +71,23 @@ def within_batch_of(images: int) -> Iterator[None]:
 
 
 def local_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return how many images of each part of a batch this rank runs; outside of a divided pass, all of them."""
+    """Return how many images of each part of a batch this rank runs; outside a divided pass, all of them."""
     if not _whole:
         return list(sizes)
     ends = [0]
     for size in sizes:
         ends.append(ends[-1] + size)
-    # Of the images before `end`, so many are those of this rank.
-    ends = [-((ranks.rank() - end) // ranks.count()) if end > ranks.rank() else 0 for end in ends]
+    # The number of images before `end` that belong to this rank.
+    ends = [-((ranks.rank() - end) // ranks.world_size()) if end > ranks.rank() else 0 for end in ends]
     return [end - start for start, end in pairwise(ends)]
 
 
 def share_of(tensor: Tensor) -> Tensor:
-    return tensor[ranks.rank() :: ranks.count()]
+    return tensor[ranks.rank() :: ranks.world_size()]
 
 
-class Share(torch.autograd.Function):
-    """The images of this rank. All ranks get the gradient of the whole batch."""
+class ShardRows(torch.autograd.Function):
+    """Take the images of this rank. All ranks get the gradient of the whole batch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -96,30 +96,30 @@ class Share(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return spread(gradient, ctx.shape[0]) / ranks.count()
+        return all_gather_rows(gradient, ctx.shape[0]) / ranks.world_size()
 
 
-class Gathered(torch.autograd.Function):
-    """The rows of all ranks. The gradient is that of this rank's rows, times the ranks."""
+class AllGather(torch.autograd.Function):
+    """Gather the rows of all ranks. The gradient is that of this rank's rows, times the number of ranks."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, images: int) -> Tensor:
-        return spread(rows, images)
+        return all_gather_rows(rows, images)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return share_of(gradient) * ranks.count(), None
+        return share_of(gradient) * ranks.world_size(), None
 
 
-def spread(rows: Tensor, images: int) -> Tensor:
+def all_gather_rows(rows: Tensor, images: int) -> Tensor:
     """Return the rows of all ranks, in the order of the batch."""
     whole = rows.new_zeros(images, *rows.shape[1:])
     share_of(whole).copy_(rows)
-    return ranks.add_up(whole)
+    return ranks.all_reduce_sum(whole)
 
 
 class SplitPass(TorchFunctionMode):
-    """Inside a divided pass, lets the layers that look at the whole batch see it."""
+    """Inside a divided pass, give batch norm and dropout the whole batch."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -138,7 +138,7 @@ class SplitPass(TorchFunctionMode):
 
 
 def draws_in_training(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
-    """Whether this call of a function drops something; torch shows attention as one call, with the dropout inside."""
+    """Whether this call applies dropout. Attention is one call in torch, with the dropout inside."""
     if func is F.scaled_dot_product_attention:
         return bool(keywords.get("dropout_p", args[4] if len(args) > 4 else 0.0))
     if func is F.multi_head_attention_forward:
@@ -147,7 +147,7 @@ def draws_in_training(func: Any, args: Sequence[Any], keywords: Mapping[str, Any
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Draw for the whole batch, as one device would, and take the rows of this rank."""
+    """Draw the mask for the whole batch, as one device would, and apply the rows of this rank."""
     assert _whole is not None
     mask = F.dropout(x.new_ones(_whole, *x.shape[1:]), p, training=True)
     return x * share_of(mask)
@@ -187,12 +187,14 @@ class BatchNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         channels = x.shape[1]
         kind = torch.promote_types(x.dtype, torch.float32)
-        table = x.new_zeros(ranks.count(), 1 + 2 * channels, dtype=kind)  # of each rank: count, means and variances
+        table = x.new_zeros(
+            ranks.world_size(), 1 + 2 * channels, dtype=kind
+        )  # of each rank: count, means and variances
         if len(x):
             _, mean, scale = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)
             table[ranks.rank(), 0] = x.numel() // channels
             table[ranks.rank(), 1:] = torch.cat([mean, (scale.square().reciprocal() - eps).clamp(min=0)])
-        counts, means, variances = torch.split(ranks.add_up(table), [1, channels, channels], dim=1)
+        counts, means, variances = torch.split(ranks.all_reduce_sum(table), [1, channels, channels], dim=1)
         total = counts.sum()
         mean = (counts * means).sum(0) / total
         var = (counts * (variances + (means - mean).square())).sum(0) / total
@@ -218,9 +220,9 @@ class BatchNorm(torch.autograd.Function):
             )
         sums = torch.stack([for_bias, for_weight])
         local = sums / max(1, x.numel() // x.shape[1])
-        shift, stretch = weight * scale * (local - ranks.add_up(sums) / total)
+        shift, stretch = weight * scale * (local - ranks.all_reduce_sum(sums) / total)
         for_x += affine(x, stretch * scale, shift - stretch * scale * mean)
-        # What this rank's images give to the gradients of weight and bias is averaged at the end of the step.
+        # The gradients of weight and bias from this rank's images are averaged at the end of the step.
         return for_x, for_weight if ctx.has[0] else None, for_bias if ctx.has[1] else None, None
 
 

@@ -211,11 +211,11 @@ def on_first_signal(act: Callable[[], None]) -> Iterator[None]:
 
 def to_all_ranks(state: RunState | None) -> RunState | None:
     """Give the state that rank 0 has loaded to the other ranks."""
-    if ranks.count() == 1:
+    if ranks.world_size() == 1:
         return state
     tensors = b"" if state is None else serialised(state)
     values = json.dumps(None if state is None else state.values).encode()
-    tensors, values = ranks.from_first(tensors), ranks.from_first(values)
+    tensors, values = ranks.broadcast(tensors), ranks.broadcast(values)
     return RunState(safetensors.torch.load(tensors), json.loads(values)) if tensors else None
 
 

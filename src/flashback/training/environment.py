@@ -112,7 +112,7 @@ def describe(config: RunConfig, benchmark: Benchmark, device: torch.device, prec
             **rounding_of(device),
             **external_code(config.host.name, config.host.net),
             **versions(),
-            **({"ranks": ranks.count()} if ranks.count() > 1 else {}),
+            **({"ranks": ranks.world_size()} if ranks.world_size() > 1 else {}),
         },
         "versions": versions(),
         "commit": commit(),

@@ -40,7 +40,7 @@ def prepare_backbones(host: Host, networks: Iterable[nn.Module]) -> None:
 
 def compilation_pays(host: Host) -> bool:
     """Compilation takes about a minute unless it is cached, so only a long run gains from it."""
-    if ranks.count() > 1:
+    if ranks.world_size() > 1:
         require(not host.config.compile, "compile=true does not go with several devices; leave it out")
         return False
     if host.config.compile is not None:

@@ -73,12 +73,12 @@ def run(
     device = environment.select_device(device)
     precision = environment.select_precision(config, device)
     require(out is None or not (Path(out) / records.COMPARISON).exists(), f"{out} holds a comparison; {ANOTHER_FOLDER}")
-    with ranks.joined(device.type == "cuda"):
-        with ranks.first_alone():
+    with ranks.launched_group(device.type == "cuda"):
+        with ranks.local_rank_zero_first():
             benchmark = open_benchmark(config, data)
         if out is not None and (record := _finished_on_first(Path(out), config, benchmark.checksum)) is not None:
             return TrainingResult.from_record(record)
-        check_batches(config, ranks.count())
+        check_batches(config, ranks.world_size())
         observers = [*observers, *([task_printer(benchmark)] if progress else [])]
         with environment.prepared_device(config, device, precision), explaining_failures():
             method = build_method(config, benchmark, device)
@@ -95,10 +95,10 @@ def run(
 def _finished_on_first(folder: Path, config: RunConfig, checksum: str) -> records.RunRecord | None:
     """The record of this run if rank 0 has finished it; the others need not see its folder."""
     record = finished_run(folder, to_dict(config), checksum) if ranks.is_first() else None
-    if ranks.count() == 1:
+    if ranks.world_size() == 1:
         return record
     content = None if record is None else (record.config, record.run, record.results)
-    content = json.loads(ranks.from_first(json.dumps(content).encode()))
+    content = json.loads(ranks.broadcast(json.dumps(content).encode()))
     return None if content is None else records.RunRecord(folder, *content)
 
 

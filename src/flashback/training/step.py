@@ -104,7 +104,7 @@ class TrainingStep:
 
     def average_gradients(self) -> None:
         """Take the means over the ranks of a run on several devices."""
-        if ranks.count() > 1:
+        if ranks.world_size() > 1:
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             for gradient, mean in zip(gradients, ranks.average(gradients), strict=True):
                 gradient.copy_(mean)

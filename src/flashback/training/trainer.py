@@ -180,7 +180,7 @@ class Trainer:
     def check_ranks(self) -> None:
         """Refuse a host that ends a stage with another state on another rank."""
         tensors = {**self.host.state_dict(), **self.random_state()}
-        names = ranks.differing(tensors) if ranks.count() > 1 else []
+        names = ranks.names_that_differ(tensors) if ranks.world_size() > 1 else []
         if names:
             raise FlashbackError(
                 f"the ranks of this run came to different values of {names[0]} in task {self.host.task.index + 1}; "
