@@ -101,7 +101,7 @@ def origin_of(error: Exception, host: type[Host]) -> str:
     """Return the last line of the traceback in the module of an external host; for a built-in one the last of all."""
     modules = {cls.__module__ for cls in host.__mro__ if cls.__module__.split(".")[0] not in ("flashback", "torch")}
     frames = list(traceback.walk_tb(error.__traceback__))
-    frame, line = ([one for one in frames if one[0].f_globals.get("__name__") in modules] or frames)[-1]
+    frame, line = ([pair for pair in frames if pair[0].f_globals.get("__name__") in modules] or frames)[-1]
     return f"{frame.f_code.co_filename}:{line}"
 
 
@@ -346,14 +346,14 @@ def resumes(trial: Trial) -> str | None:
     return None
 
 
-def stands_aside(trial: Trial) -> str | None:
+def equals_host_without_plasticity(trial: Trial) -> str | None:
     """Flashback of nothing (E1 = 0, alpha_p = 0) is the host, bit for bit"""
     nothing = trial.train(trial.config(True, **WITHOUT_PLASTIC, flashback__epochs=0))
     difference = nothing.differs_from(trial.host_alone)
     return difference and f"the two end with other values ({difference})"
 
 
-def goes_back(trial: Trial) -> str | None:
+def restores_state(trial: Trial) -> str | None:
     """After phase 1 it is back where the task began: with alpha_p = 0 it is the host trained for phase 2 alone"""
     config = trial.config(True, **WITHOUT_PLASTIC, training__epochs=3, flashback__epochs=1)
     restarted = trial.train(config)
@@ -362,7 +362,7 @@ def goes_back(trial: Trial) -> str | None:
     return difference and f"something of phase 1 is left ({difference}); what steps change belongs in its state_dict"
 
 
-def is_held(trial: Trial) -> str | None:
+def uses_stable_knowledge(trial: Trial) -> str | None:
     """Stable knowledge changes what it learns"""
     weights = trial.host_alone.weights
     if trial.host_alone.terms.get("stability", 1.0) == 0.0:  # hosts that replay may have no such term
@@ -377,7 +377,7 @@ def is_held(trial: Trial) -> str | None:
     return problem if is_same else None
 
 
-def stands_still(trial: Trial) -> str | None:
+def keeps_stable_fixed(trial: Trial) -> str | None:
     """Stable knowledge does not change while a task is learned"""
     if not trial.watch.changed:
         return None
@@ -387,7 +387,7 @@ def stands_still(trial: Trial) -> str | None:
     )
 
 
-def is_pulled(trial: Trial) -> str | None:
+def uses_plastic_knowledge(trial: Trial) -> str | None:
     """Plastic knowledge changes what it learns"""
     without = trial.train(trial.config(True, flashback__alpha=0.0))
     problem = "with and without its weight a run ends the same; does distance() use the knowledge it is given?"
@@ -406,7 +406,7 @@ def costs_the_same(trial: Trial) -> str | None:
     return None
 
 
-def keeps_little(trial: Trial) -> str | None:
+def plastic_is_no_larger(trial: Trial) -> str | None:
     """Plastic knowledge takes at most the bytes of stable knowledge"""
     stable, plastic = (trial.with_flashback.bytes.get(kind, 0) for kind in ("stable", "plastic"))
     return None if 0 < plastic <= stable else f"{plastic:,} bytes of plastic knowledge, {stable:,} of stable"
@@ -414,5 +414,13 @@ def keeps_little(trial: Trial) -> str | None:
 
 Promise = Callable[[Trial], str | None]  # returns what the host does instead
 PROMISES_OF_ANY_HOST: Sequence[Promise] = (learns, trains_all, repeats, resumes)  # learns: first, its run is watched
-OF_FLASHBACK = (stands_aside, goes_back, is_held, stands_still, is_pulled, costs_the_same, keeps_little)
+OF_FLASHBACK = (
+    equals_host_without_plasticity,
+    restores_state,
+    uses_stable_knowledge,
+    keeps_stable_fixed,
+    uses_plastic_knowledge,
+    costs_the_same,
+    plastic_is_no_larger,
+)
 PROMISES: Sequence[Promise] = (*PROMISES_OF_ANY_HOST, *OF_FLASHBACK)

@@ -1,8 +1,8 @@
 """One run on several devices: one process for each device, called a rank, and the exchanges between ranks.
 
-Every rank runs the same program with all images, the whole memory and the same random generators, so all ranks have the
-same weights. Only the passes through a backbone are divided (`flashback.nets.splitting`). Only rank 0 writes and prints.
-In a run on one device these functions do nothing.
+Every rank runs the same program with all images, the whole memory and the same random generators, so all ranks have
+the same weights. Only the passes through a backbone are divided (`flashback.nets.splitting`). Only rank 0 writes and
+prints. In a run on one device these functions do nothing.
 """
 
 from __future__ import annotations
