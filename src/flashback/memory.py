@@ -288,8 +288,8 @@ def reservoir_slots(seen: Tensor, capacity: int, uniforms: Tensor) -> Tensor:
     return torch.where(n < capacity, n, r).clamp(max=capacity)
 
 
-def within_quotas(labels: Tensor, quotas: Sequence[int]) -> Tensor:
-    """Positions, in order, of the first quotas[c] samples of each class c; labels beyond the quotas have none."""
+def first_of_each_class(labels: Tensor, quotas: Sequence[int]) -> Tensor:
+    """Return the positions, in order, of the first quotas[c] samples of each class c; other classes have none."""
     position = torch.arange(len(labels), device=labels.device)
     rows = [position[labels == label][:quota] for label, quota in enumerate(quotas)]
     return torch.cat([position[:0], *rows]).sort().values

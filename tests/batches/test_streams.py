@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
+import pytest
 import torch
 
-from flashback.batches import Stream, prefetch
+from flashback.batches import Stream, prefetch, streams
 from flashback.benchmarks import Images
 from flashback.training import Trainer, build_host
 from helpers import quick_config, tiny_benchmark
 
 
-def test_images_too_large_for_the_device_are_fetched_ahead() -> None:
+def test_images_too_large_for_the_device_are_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     images = Images(torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8), torch.arange(20))
     device = torch.device("cpu")
-    near, far = Stream.of(images, device), Stream.of(images, device, max_bytes=10)
+    near = Stream.of(images, device)
+    monkeypatch.setattr(streams, "available_bytes", lambda device: 10)
+    far = Stream.of(images, device)
     assert near.resident
     assert not far.resident
     batches = torch.split(near.order("key"), 3)
@@ -42,15 +42,12 @@ def test_a_set_joined_with_nothing_is_not_read() -> None:
     assert len(empty.joined(empty)) == 0
 
 
-def test_training_from_afar_equals_training_on_the_device() -> None:
+def test_training_from_afar_equals_training_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
-    for room in (None, 10):
+    for free_bytes in (1 << 62, 10):
+        monkeypatch.setattr(streams, "available_bytes", lambda device, free_bytes=free_bytes: free_bytes)
         benchmark = tiny_benchmark((2, 2))
         host = build_host(quick_config("icarl", host__memory_size=8), benchmark, "cpu")
-        host.stream = partial(stream_with_room, host, room)
+        assert host.stream().resident == (free_bytes > 10)
         results.append(Trainer(host, benchmark).run().as_dict())
     assert results[0] == results[1]
-
-
-def stream_with_room(host: Any, room: int | None) -> Stream:
-    return Stream.of(host.task.train, host.device, room).joined(host.memory_stream())

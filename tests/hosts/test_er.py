@@ -21,7 +21,8 @@ LONGER = {"training__epochs": 6, "training__lr": 0.02, "training__momentum": 0.9
 @pytest.mark.parametrize(("new", "old"), [([2, 4, 3, 3, 2, 4], [0, 1]), ([2, 3], [0, 1, 1, 4, 0, 2])])
 def test_the_loss_is_the_mean_over_new_and_drawn_images_alike(new: list[int], old: list[int]) -> None:
     step, replay_step = made_step(new, 7), made_step(old, 7, seed=1)
-    draw = Draw(torch.arange(len(old)), replay_step.batch.y, replay_step.batch.x).with_output(replay_step.output)
+    draw = Draw(torch.arange(len(old)), replay_step.batch.y, replay_step.batch.x)
+    draw.output = replay_step.output
     terms = quick_host("er", **SMALL).losses(ReplayStep(step.batch, step.output, [draw]))
     assert list(terms) == ["task", "replay"]
     whole = torch.cat([step.output.logits, replay_step.output.logits]).detach()

@@ -53,8 +53,8 @@ def made_step(host: XDER, *slots: list[int], stream: torch.Tensor | None = None)
     draws = []
     for k, slot in enumerate(slots):
         index = torch.tensor(slot)
-        output = Output(noise(len(slot), 3), 2 * noise(len(slot), 7, seed=k + 1))
-        draws.append(Draw(index, host.memory.labels[index], host.memory.images[index]).with_output(output))
+        draws.append(Draw(index, host.memory.labels[index], host.memory.images[index]))
+        draws[-1].output = Output(noise(len(slot), 3), 2 * noise(len(slot), 7, seed=k + 1))
     return XDERStep(batch, Output(noise(8, 3), 2 * noise(8, 7, seed=9) if stream is None else stream), draws, None)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashback.hosts.replay import balanced_quotas
-from flashback.memory import within_quotas
+from flashback.memory import first_of_each_class
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -32,10 +32,10 @@ def test_the_remainder_goes_to_random_classes() -> None:
 
 
 @given(st.lists(st.integers(0, 4), max_size=20), st.lists(st.integers(0, 4), max_size=4))
-def test_within_quotas_keeps_the_first_of_each_class(labels: list[int], quotas: list[int]) -> None:
+def test_first_of_each_class(labels: list[int], quotas: list[int]) -> None:
     left, expected = list(quotas), []
     for position, label in enumerate(labels):
         if label < len(left) and left[label]:
             left[label] -= 1
             expected.append(position)
-    assert within_quotas(torch.tensor(labels, dtype=torch.int64), quotas).tolist() == expected
+    assert first_of_each_class(torch.tensor(labels, dtype=torch.int64), quotas).tolist() == expected

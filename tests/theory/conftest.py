@@ -7,12 +7,13 @@ import torch
 from torch import Generator, Tensor
 
 from flashback.batches import Views
+from flashback.hosts import xder
 
 
 @pytest.fixture(autouse=True)
 def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Views give float64, and what nets bring to float32, so that autocast cannot reach it, stays float64."""
-    to_float, plain, weak, strong = torch.Tensor.float, Views.plain, Views.weak, Views.strong
+    to_float, plain, weak, strong = torch.Tensor.float, Views.plain, Views.weak, xder.strong_view
 
     def keep_float64(x: Tensor) -> Tensor:
         return x if x.dtype == torch.float64 else to_float(x)
@@ -29,4 +30,4 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "float", keep_float64)
     monkeypatch.setattr(Views, "plain", plain64)
     monkeypatch.setattr(Views, "weak", weak64)
-    monkeypatch.setattr(Views, "strong", strong64)
+    monkeypatch.setattr(xder, "strong_view", strong64)

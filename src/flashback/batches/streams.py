@@ -48,16 +48,15 @@ class Stream:
         return self.labels.shape[0]
 
     @classmethod
-    def of(cls, images: Images, device: torch.device, max_bytes: int | None = None) -> Stream:
-        """Make a stream of all images.
+    def of(cls, images: Images, device: torch.device) -> Stream:
+        """Make a stream of all images; those that need more than half of the free memory of a GPU stay on the CPU.
 
         Args:
             images: The images and their labels.
             device: The device of the run.
-            max_bytes: Images that need more bytes stay on the CPU; None: half of the free memory of a GPU.
         """
         labels = images.y.to(device)
-        resident = images.x.nbytes <= (available_bytes(device) if max_bytes is None else max_bytes)
+        resident = images.x.nbytes <= available_bytes(device)
         pixels = images.x.to(device) if resident else images.x
         return cls(pixels, labels, torch.full_like(labels, NOT_STORED), resident)
 

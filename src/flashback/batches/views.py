@@ -44,14 +44,12 @@ class Views:
         mean: Mean of each channel.
         std: Standard deviation of each channel.
         recipe: Names of augmentation steps; they are applied in a fixed order.
-        padding: Padding of `crop` on each side; None: chosen by the size of the images.
         size: Side of the square that the network sees; None: that of the stored images.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     recipe: tuple[str, ...] = ("crop", "flip")
-    padding: int | None = None
     size: int | None = None
 
     def __post_init__(self) -> None:
@@ -64,9 +62,7 @@ class Views:
         return (self.size, self.size) if self.size else (x.shape[-2], x.shape[-1])
 
     def crop_padding(self, x: Tensor) -> int:
-        """4 pixels for small images, as usual for CIFAR; an eighth of the side for larger ones."""
-        if self.padding is not None:
-            return self.padding
+        """Return the padding of `crop`: 4 pixels for small images, as for CIFAR, otherwise an eighth of the side."""
         return 4 if max(self.shape(x)) <= SMALL_SIDE else max(4, min(self.shape(x)) // 8)
 
     def plain(self, raw: Tensor) -> Tensor:
@@ -88,19 +84,6 @@ class Views:
         for name, step in STEPS.items():
             if name in self.recipe:
                 x = step(self, x, generator)
-        return normalise(x, self.mean, self.std)
-
-    def strong(self, raw: Tensor, generator: Generator) -> Tensor:
-        """Make the view for contrastive losses (X-DER): the augmentation of SimCLR without blur.
-
-        Args:
-            raw: uint8 images, [B, C, H, W].
-            generator: The source of randomness, on the device of the images.
-        """
-        x = augment.random_flip(augment.as_unit(raw), generator)
-        x = augment.random_resized_crop(x, self.shape(raw), (0.2, 1.0), RATIO, generator)
-        x = augment.color_jitter(x, 0.4, 0.4, 0.4, 0.1, generator, p=0.8)
-        x = augment.greyscale(x, 0.2, generator)
         return normalise(x, self.mean, self.std)
 
     def centre(self, raw: Tensor) -> Tensor:

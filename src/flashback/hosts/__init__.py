@@ -6,8 +6,8 @@ from flashback.hosts.base import HOSTS, Host
 from flashback.hosts.stages import Optimisation, Stage, Step
 
 METHODS = """
-    aanets afec agem beef beef_compress bic caf connector der der_expansion dytox er ewc finetune foster icarl lucir lwf
-    lwf_mc mas pnc podnet ranpac si simplecil wa xder
+    aanets afec agem beef beef_compress bic caf connector der der_expansion dytox er ewc exemplar_replay finetune foster
+    icarl lucir lwf lwf_mc mas pnc podnet ranpac si simplecil wa xder
 """
 for method in METHODS.split():
     import_module(f"{__name__}.{method}")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from flashback import ranks
 from flashback.batches import Batch
 from flashback.hosts.base import HOSTS, cross_entropy
-from flashback.hosts.replay import Draw, ReplayHost, ReplayStep, sample_new_images, trim_to_quotas
+from flashback.hosts.replay import ReplayHost, ReplayStep, sample_new_images, trim_to_quotas
 from flashback.knowledge import flat
 from flashback.memory import Field
 from flashback.nets import Output, joint_forward
@@ -25,16 +25,18 @@ class AGEM(ReplayHost):
 
     has_stability = False
     stores_at_end = True
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def fields(self) -> dict[str, Field]:
         return {}  # images and labels alone
 
     def forward(self, batch: Batch) -> ReplayStep:
-        """Run new and drawn images in passes of their own, since both gradients are needed apart."""
+        """Run new and drawn images in separate passes, since each needs its own gradient."""
         draws = self.draw()
-        output, *outputs = (self.net(x) for x in [batch.x, *(draw.x for draw in draws)])
-        return ReplayStep(batch, output, list(map(Draw.with_output, draws, outputs)))
+        output = self.net(batch.x)
+        for draw in draws:
+            draw.output = self.net(draw.x)
+        return ReplayStep(batch, output, draws)
 
     def can_revisit(self) -> bool:
         return True

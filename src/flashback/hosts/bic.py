@@ -15,7 +15,7 @@ from flashback.hosts.base import HOSTS, cross_entropy
 from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.stages import Stage, Step
 from flashback.knowledge import ModelKnowledge, Support, soft_cross_entropy
-from flashback.memory import within_quotas
+from flashback.memory import first_of_each_class
 from flashback.nets import evaluating
 from flashback.nets.heads import BiasCorrectedNet
 from flashback.seeds import seeded_generator
@@ -116,7 +116,7 @@ class BiC(ExemplarHost):
         labels = whole.labels.cpu()[order]
         smallest = int(torch.bincount(labels, minlength=seen).min())
         quota = max(1, math.floor(self.settings.held_out * smallest + 1e-9))  # 0.29 * 100 is below 29
-        held_out = within_quotas(labels, [quota] * seen)
+        held_out = first_of_each_class(labels, [quota] * seen)
         mask = torch.ones(len(order), dtype=torch.bool)
         mask[held_out] = False
         return whole.part(order[mask]), whole.part(order[held_out])

@@ -1,4 +1,4 @@
-"""Replay: beside every batch of new images, images are drawn from a memory."""
+"""Replay: every step trains on a batch of new images and on images drawn from a memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashback.errors import require
 from flashback.hosts.base import Host
 from flashback.hosts.stages import Step
 from flashback.knowledge import Knowledge, ReplayedTargets, Support, squared_error
-from flashback.memory import Field, Memory, within_quotas
+from flashback.memory import Field, Memory, first_of_each_class
 from flashback.nets import Net, Output, joint_forward
 
 
@@ -30,21 +30,17 @@ class ReplaySettings(HostSettings):
 
 @dataclass
 class Draw:
-    """Images drawn from the memory; `forward` adds the network's output for them."""
+    """Images drawn from the memory; `forward` sets `output`, the network's output for them."""
 
     slots: Tensor  # where they are stored
     labels: Tensor
-    x: Tensor  # the images, augmented anew
+    x: Tensor  # the augmented images; each draw is augmented again
     output: Output = field(init=False)
-
-    def with_output(self, output: Output) -> Draw:
-        self.output = output
-        return self
 
 
 @dataclass
 class ReplayStep(Step):
-    """A step with its independent draws from the memory; none as long as it is empty."""
+    """A step with its independent draws; the list is empty while the memory is empty."""
 
     draws: list[Draw]
 
@@ -65,11 +61,11 @@ class StoredTargets(Knowledge):
 
 
 class ReplayHost(Host):
-    """A host that draws images from a memory beside every batch.
+    """A host that draws images from a memory in every step.
 
-    The memory is the stable knowledge (FL Eq. 2): images, labels, and the outputs for them when they were stored, the
-    targets. The one distance is the squared error between the outputs for the first draw and a set of targets: stored
-    ones for stability, those of the primary model for plasticity (FL Eq. 16 and 21).
+    The memory is the stable knowledge (FL Eq. 2): images, labels and targets. Targets are the outputs that the model
+    gave for the images when they were stored. The distance is the squared error between the outputs for the first draw
+    and targets: the stored targets for stability, the primary model's outputs for plasticity (FL Eq. 16 and 21).
     """
 
     Settings = ReplaySettings
@@ -77,8 +73,8 @@ class ReplayHost(Host):
     replays_targets = True
     memory: Memory
     net: Net
-    draws_per_step: ClassVar[int] = 1  # independent of each other
-    stores_at_end: ClassVar[bool] = False  # images enter the memory when a task ends, not in every step
+    draws_per_step: ClassVar[int] = 1  # number of independent draws
+    stores_at_end: ClassVar[bool] = False  # whether images enter the memory when a task ends, not in every step
 
     def build(self) -> None:
         super().build()
@@ -114,23 +110,6 @@ class ReplayHost(Host):
         """Count the allocated memory, since plastic targets also reserve a row for every slot."""
         return {"stable": self.memory.nbytes(allocated=True)}
 
-    def available(self, size: int) -> int:
-        """Return the size of a draw: the size asked for, or less while the memory holds fewer images.
-
-        Args:
-            size: The images of a full draw.
-        """
-        if self.stores_at_end and self.task.index == 0:
-            return 0  # asking the memory would wait for the device in every step
-        return self.memory.available(min(size, self.memory.capacity))
-
-    def variant(self) -> object:
-        return self.available(self.settings.minibatch)
-
-    def filling(self) -> bool:
-        whole: int = min(self.settings.minibatch, self.memory.capacity)
-        return not self.stores_at_end and self.available(whole) < whole
-
     def draw(self) -> list[Draw]:
         """Draw images uniformly from the memory, `draws_per_step` times, and augment them; none if it is empty."""
         draws = []
@@ -145,7 +124,9 @@ class ReplayHost(Host):
         """Run the network on the batch and on each draw."""
         draws = self.draw()
         output, *outputs = joint_forward(self.net, [batch.x, *(draw.x for draw in draws)])
-        return ReplayStep(batch, output, list(map(Draw.with_output, draws, outputs)))
+        for draw, draw_output in zip(draws, outputs, strict=True):
+            draw.output = draw_output
+        return ReplayStep(batch, output, draws)
 
     def after_step(self, step: ReplayStep) -> None:
         """Offer the raw images to the reservoir, with the outputs for their augmented views."""
@@ -158,11 +139,10 @@ class ReplayHost(Host):
 
     def distance(self, step: Any, knowledge: StoredTargets | ReplayedTargets, support: Support) -> Tensor:
         """Mean squared error between the outputs for the first draw and their targets (FL Eq. 16 and 21)."""
-        output, slots = self.replayed(step)
-        return knowledge.distance(self.response(output), slots, self.memory, support.columns)
+        return super().replay_distance(step, knowledge, support)
 
     def replay_distance(self, step: Any, knowledge: StoredTargets | ReplayedTargets, support: Support) -> Tensor:
-        """Call `distance`: all knowledge of this host is about stored images, so there is no second distance."""
+        """Call `distance`, also that of a subclass: all knowledge of this host is about stored images."""
         return self.distance(step, knowledge, support)
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
@@ -170,6 +150,25 @@ class ReplayHost(Host):
         require(bool(step.draws), "this step has no draw: the memory is empty, or the class sets draws_per_step = 0")
         first: Draw = step.draws[0]
         return first.output, first.slots
+
+    # ------------------------------------------------------------ fixed shapes, for captured CUDA graphs
+
+    def available(self, size: int) -> int:
+        """Return the size of a draw: the size asked for, or less while the memory holds fewer images.
+
+        Args:
+            size: The images of a full draw.
+        """
+        if self.stores_at_end and self.task.index == 0:
+            return 0  # asking the memory would synchronise with the GPU in every step
+        return self.memory.available(min(size, self.memory.capacity))
+
+    def variant(self) -> object:
+        return self.available(self.settings.minibatch)
+
+    def filling(self) -> bool:
+        full: int = min(self.settings.minibatch, self.memory.capacity)
+        return not self.stores_at_end and self.available(full) < full
 
 
 # ---------------------------------------------------------------- a memory that is balanced when a task ends
@@ -196,7 +195,7 @@ def trim_to_quotas(memory: Memory, task: Task, generator: torch.Generator) -> li
     quotas = balanced_quotas(memory.capacity, len(absent), len(task.columns), generator)
     shares = dict(zip([*absent, *task.columns], quotas, strict=True))
     limits = [shares[column] // (2 if column in task.revisited else 1) for column in task.before]
-    memory.keep(within_quotas(memory.labels[: memory.filled], limits))
+    memory.keep(first_of_each_class(memory.labels[: memory.filled], limits))
     stored = torch.bincount(memory.labels[: memory.filled], minlength=task.seen.stop).tolist()
     return [shares[column] - stored[column] for column in range(task.seen.stop)]
 
@@ -206,5 +205,5 @@ def sample_new_images(
 ) -> tuple[Tensor, Tensor]:
     """Draw the images of each class of the task that fill its quota; returns raw images and labels."""
     order = torch.randperm(len(task.train), generator=generator, device=device).cpu()
-    rows = order[within_quotas(task.train.y[order], quotas)]
+    rows = order[first_of_each_class(task.train.y[order], quotas)]
     return task.train.x[rows].to(device), task.train.y[rows].to(device)

@@ -1,8 +1,10 @@
 """X-DER (Boschini et al. 2022): DER whose memory is kept up to date and whose heads are prepared for later classes.
 
 It follows the authors' release of 2022, not the later default of Mammoth, which aligns batch norms and takes four
-views. One linear layer is read as one head per task: past heads, the present one, future ones. Draws and the balanced
-memory are in `replay.py`, the strong views in `batches/views.py`; everything else is here.
+views. One linear layer is read as one head per task: past heads, the current one, future ones.
+
+This file has the losses, the strong views and the editing of stored targets. Draws and the quotas of the balanced
+memory are in `replay.py`, the memory itself is in `memory.py`.
 """
 
 import math
@@ -15,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from flashback.batches import Batch
+from flashback.batches import Batch, Views, augment
+from flashback.batches.views import RATIO, normalise
 from flashback.benchmarks import Task
 from flashback.config import Count, NotNegative, Positive, Rule
 from flashback.errors import require
@@ -97,8 +100,9 @@ class XDER(ReplayHost):
         draws, strong = self.draw(), self.strong_views(batch)
         untracked = [] if strong is None else [strong[0]]
         output, *others = joint_forward(self.net, [batch.x, *(draw.x for draw in draws)], untracked=untracked)
-        complete_draws = [draw.with_output(out) for draw, out in zip(draws, others, strict=False)]
-        return XDERStep(batch, output, complete_draws, None if strong is None else (others[-1].logits, strong[1]))
+        for draw, draw_output in zip(draws, others, strict=False):  # the strong views come last
+            draw.output = draw_output
+        return XDERStep(batch, output, draws, None if strong is None else (others[-1].logits, strong[1]))
 
     def strong_views(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Return two strong views of new and of stored images as one batch, and their labels.
@@ -112,7 +116,7 @@ class XDER(ReplayHost):
         if stored := self.available(size):
             slots = self.memory.draw(stored, self.generator)
             raw, labels = torch.cat([raw, self.memory.images[slots]]), torch.cat([labels, self.memory.labels[slots]])
-        return self.views.strong(torch.cat([raw, raw]), self.generator), torch.cat([labels, labels])
+        return strong_view(self.views, torch.cat([raw, raw]), self.generator), torch.cat([labels, labels])
 
     def trains_future_classes(self) -> bool:
         return True
@@ -211,6 +215,15 @@ class XDER(ReplayHost):
         batches = raw.tensor_split(math.ceil(len(raw) / self.config.training.batch_size))
         with untracked_batchnorm(self.net):
             return torch.cat([self.net(self.views.weak(part, self.generator)).logits for part in batches])
+
+
+def strong_view(views: Views, raw: Tensor, generator: torch.Generator) -> Tensor:
+    """Augment uint8 images [B, C, H, W] as SimCLR does, without blur, and normalise them."""
+    x = augment.random_flip(augment.as_unit(raw), generator)
+    x = augment.random_resized_crop(x, views.shape(raw), (0.2, 1.0), RATIO, generator)
+    x = augment.color_jitter(x, 0.4, 0.4, 0.4, 0.1, generator, p=0.8)
+    x = augment.greyscale(x, 0.2, generator)
+    return normalise(x, views.mean, views.std)
 
 
 def first_occurrences(slots: Tensor) -> Tensor:
