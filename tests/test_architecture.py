@@ -25,7 +25,7 @@ ROWS = [
     {"models"},
     {"training"},
     {"recipes", "plugin"},
-    {"forms"},
+    {"plasticity"},
     {"hosts"},
     {"knowledge"},
     {"memory", "nets", "batches"},

@@ -205,7 +205,7 @@ def test_stability_in_phase_1(factor: float) -> None:
 @pytest.mark.parametrize("name", ["beef", "replay"])
 def test_stability_in_phase_1_is_refused_at_once_where_there_is_none(name: str) -> None:
     host = quick_host(name, **small_settings(name))
-    with pytest.raises(FlashbackError, match=f"weighs the loss term 'stability', and {name} has none"):
+    with pytest.raises(FlashbackError, match=f"scales the loss term 'stability', which {name} does not have"):
         Flashback(host, phase1_stability=0.5)
     Flashback(host, phase1_stability=1.0)
 
@@ -220,7 +220,7 @@ def test_stability_in_phase_1_is_refused_where_no_loss_has_the_name() -> None:
     with forgetting(HOSTS):
         HOSTS.register("unnamed")(Unnamed)
         method = quick_flashback("unnamed", flashback__phase1_stability=0.5)
-        with pytest.raises(FlashbackError, match="'stability', and unnamed has none of this name; leave it at 1"):
+        with pytest.raises(FlashbackError, match="'stability', which unnamed does not have; leave it at 1"):
             train(method)
         train(quick_flashback("unnamed"))
 

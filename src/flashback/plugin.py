@@ -5,8 +5,8 @@ gives the plastic knowledge. Then the host flashes back to where the stage began
 
     L2 = Lc + alpha_s Ls + alpha_p Lp      (FL Eq. 19)
 
-Lp is the distance that the host itself defines, called with the plastic instead of the stable knowledge. Other forms of
-the two losses are in `flashback.forms`.
+Lp is the distance that the host defines, called with the plastic instead of the stable knowledge. Other choices of the
+loss are in `flashback.plasticity`.
 
 With `flashback.teacher=running` phase 1 has no epochs, and plastic knowledge is a running average of the trained model.
 """
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from flashback.benchmarks import Task
 from flashback.config import FlashbackConfig, build, to_dict
-from flashback.errors import FlashbackError, abbreviate, require, unknown
-from flashback.forms import DIVIDED, PHASE_1_WEIGHT, Form
-from flashback.hosts.base import Host, copy_tensors
-from flashback.hosts.endings import newest_share
-from flashback.hosts.stages import Stage, nothing
+from flashback.errors import abbreviate, require, unknown
+from flashback.hosts.base import Host, copy_tensors, no_stability_message
+from flashback.hosts.stages import Stage, no_op
+from flashback.hosts.weight_averaging import newest_share, reestimate_batchnorm
 from flashback.knowledge import Knowledge, ModelKnowledge, Support, cached_outputs
+from flashback.plasticity import DIVIDED, PHASE_1_WEIGHT, PlasticityLoss
 
 PHASE_1, PHASE_2 = "phase 1", "phase 2"
 STEPS = "averaged steps"  # beside the tensors of a running teacher
@@ -42,25 +42,30 @@ class Flashback:
         **changes: Single settings by name, such as alpha=0.1 or epochs=3.
 
     Raises:
-        FlashbackError: The host is trained already, is no host, or has nothing that flashback can attach to; or a
+        FlashbackError: The host is not a Host, is already trained, or keeps no knowledge that flashback can use; or a
             setting is unknown or out of range.
     """
 
     def __init__(self, host: Host, settings: FlashbackConfig | None = None, **changes: Any) -> None:
         require(
             isinstance(host, Host),
-            f"fb.Flashback wraps a host that stands alone, not {type(host).__name__}; build one with fb.build_host",
+            f"fb.Flashback wraps a Host, not {type(host).__name__}; build one with fb.build_host",
         )
         host.check_untrained()
         self.host = host
         self.settings = merge_settings(host.config.flashback if settings is None else settings, changes)
         self.settings.split(host.config.training.epochs)  # refuses an E1 that leaves nothing for phase 2
-        self.check_knowledge()
-        self.form = Form(host, self.settings)
+        require(
+            host.has_knowledge,
+            f"{host.settings.name} {host.refuses_flashback_because}, so flashback has nothing to attach to; run it "
+            "without flashback",
+        )
+        self.plasticity_loss = PlasticityLoss(host, self.settings)
         self.snapshot: dict[str, Tensor] = {}
         self.plastic: Knowledge | None = None
-        self.alpha_now = torch.zeros((), device=host.device)  # on the device, so that it can change during phase 2
-        self.teacher_steps = torch.zeros((), device=host.device)  # in the average of a running teacher
+        # Tensors on the device, so that a captured CUDA graph reads their current values.
+        self.alpha_now = torch.zeros((), device=host.device)
+        self.teacher_steps = torch.zeros((), device=host.device)  # steps in the average of a running teacher
 
     def __repr__(self) -> str:
         default, values = to_dict(FlashbackConfig(enabled=True)), to_dict(self.settings)
@@ -92,9 +97,9 @@ class Flashback:
             self.take_snapshot()
 
         def losses_of_phase_1(step: Any) -> Mapping[str, Tensor]:
-            """L1 = Lc + alpha_s Ls (FL Eq. 14), Ls weighed by `flashback.phase1_stability`."""
+            """L1 = Lc + alpha_s Ls (FL Eq. 14), with Ls scaled by `flashback.phase1_stability`."""
             terms = dict(main.losses(step))
-            require("stability" in terms, self.form.no_stability_message(PHASE_1_WEIGHT))
+            require("stability" in terms, no_stability_message(self.host.settings.name, *PHASE_1_WEIGHT))
             return {**terms, "stability": self.settings.phase1_stability * terms["stability"]}
 
         def losses_of_phase_2(step: Any) -> Mapping[str, Tensor]:
@@ -105,9 +110,9 @@ class Flashback:
             with cached_outputs(self.host.stable, self.plastic):
                 terms = dict(main.losses(step))
                 if self.settings.images == "divided":
-                    require("stability" in terms, self.form.no_stability_message(DIVIDED))
-                    terms["stability"] = self.form.stability_on_exemplars(step)
-                terms["plasticity"] = self.alpha_now * self.form.plasticity(step, self.plastic)
+                    require("stability" in terms, no_stability_message(self.host.settings.name, *DIVIDED))
+                    terms["stability"] = self.plasticity_loss.stability_on_exemplars(step)
+                terms["plasticity"] = self.alpha_now * self.plasticity_loss(step, self.plastic)
             return terms
 
         def before_epoch_of_phase_2(epoch: int) -> None:
@@ -124,9 +129,9 @@ class Flashback:
             epochs=first_epochs,
             optimisation=optimisation,
             begin=begin_phase_1,
-            end=nothing,
+            end=no_op,
             losses=losses_of_phase_1 if self.settings.phase1_stability != 1 else main.losses,
-            main=False,  # phase 2 stands for the main stage
+            main=False,  # phase 2 is the main stage
             key=f"{main.training_key}, {PHASE_1}",
             setup_key=main.structure_key,
         )
@@ -147,13 +152,13 @@ class Flashback:
         return [phase_1, phase_2]
 
     def take_snapshot(self) -> None:
-        """Copy the state to flash back to: everything the host changes, after the main stage has begun."""
+        """Copy the state to flash back to: everything that the host changes, after `begin` of the main stage."""
         self.snapshot = {name: tensor.detach().clone() for name, tensor in self.host.state_dict().items()}
 
     def allocate_plastic(self) -> None:
-        """Make blank plastic knowledge, if anything needs it."""
+        """Make plastic knowledge without content, if a setting needs it."""
         if self.needs_plastic:
-            self.plastic = self.form.blank().to(self.host.device).train()
+            self.plastic = self.plasticity_loss.blank().to(self.host.device).train()
 
     @torch.no_grad()
     def flash_back(self) -> None:
@@ -164,10 +169,10 @@ class Flashback:
         """
         require(bool(self.snapshot), "the checkpoint lacks the state to flash back to; start a new run")
         # Plastic targets belong to the memory that phase 2 starts with, M_{t-1} (FL Eq. 10). Phase 1 may have replaced
-        # some of its images, and phase 2 issues the same stamps again, so the memory is restored first.
+        # some of its images, and phase 2 uses the same stamps again, so the memory is restored first.
         self.restore("memory.")
         if self.plastic is not None:
-            self.form.fill(self.plastic)
+            self.plasticity_loss.fill(self.plastic)
             self.plastic.requires_grad_(False)
         # The paper starts phase 2 from the stable state; `flashback.start` moves it towards the primary weights.
         share, weights = self.settings.start, dict(self.host.named_parameters())
@@ -179,7 +184,7 @@ class Flashback:
         self.teacher_steps.zero_()
 
     def move_teacher(self) -> None:
-        """Move a running teacher towards the present model, after a step."""
+        """Move a running teacher towards the trained model, after a step."""
         if isinstance(self.plastic, ModelKnowledge):
             self.teacher_steps.add_(1)
             self.plastic.follow(self.host.net, newest_share(self.teacher_steps, self.settings.decay))
@@ -196,35 +201,41 @@ class Flashback:
         self.alpha_now.fill_(self.settings.alpha * factor[self.settings.alpha_schedule])
 
     def finish(self, main: Stage) -> None:
-        """Merge with the primary model if wanted, drop the plastic knowledge and end the task as the host does."""
+        """Merge with the primary model if `flashback.merge` is set, drop the plastic knowledge, end the main stage."""
         if self.settings.merge:
-            self.form.merge(self.plastic, main)
+            self.merge(self.plastic, main)
         self.plastic = None
         main.end()
 
+    @torch.no_grad()
+    def merge(self, plastic: Any, main: Stage) -> None:
+        """Move the trained weights towards the primary ones by the share `flashback.merge`, and re-estimate batch norm.
+
+        Args:
+            plastic: A copy of the primary network.
+            main: The main stage, whose images give the batch-norm statistics.
+        """
+        primary = dict(plastic.model.module.named_parameters())
+        for name, weight in self.host.net.named_parameters():
+            if weight.requires_grad:
+                weight.lerp_(primary[name], self.settings.merge)
+        reestimate_batchnorm(self.host, main)
+
     @property
     def needs_plastic(self) -> bool:
-        """Whether phase 2 has a use for plastic knowledge."""
+        """Whether phase 2 uses plastic knowledge."""
         return self.settings.alpha > 0 or self.settings.merge > 0
 
     def support(self) -> Support:
         """Return where the plasticity distance acts."""
-        return self.form.support()
+        return self.plasticity_loss.support()
 
     # ------------------------------------------------------------ checks
 
     def enter(self, task: Task) -> None:
         """Start a task; the trainer calls it first."""
         self.host.enter(task)
-        self.form.check_task()
-
-    def check_knowledge(self) -> None:
-        host = self.host
-        if not host.has_knowledge:
-            raise FlashbackError(
-                f"{host.settings.name} {host.refuses_flashback_because}, so flashback has nothing to attach to; "
-                "run it without flashback"
-            )
+        self.plasticity_loss.check_task()
 
     # ------------------------------------------------------------ state, for records and checkpoints
 
@@ -238,7 +249,7 @@ class Flashback:
         return [self.host] if self.plastic is None else [self.host, self.plastic]
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Return what Flashback holds besides the host: in phase 1 the snapshot, in phase 2 the plastic knowledge."""
+        """Return the state that is not in the host: in phase 1 the snapshot, in phase 2 the plastic knowledge."""
         plastic = dict(self.plastic.state_dict()) if self.plastic is not None else {}
         if plastic and self.settings.teacher == "running":
             plastic[STEPS] = self.teacher_steps
@@ -247,7 +258,7 @@ class Flashback:
         }
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load what `extra_state` returned; the plastic knowledge is allocated already if it is needed."""
+        """Load what `extra_state` returned. Plastic knowledge is already allocated if it is needed."""
         snapshot, plastic = (
             {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
             for part in ("snapshot.", "plastic.")

@@ -197,7 +197,7 @@ def test_every_way_to_be_killed_while_writing(uninterrupted: dict[str, Any], tmp
     assert_survives(uninterrupted, tmp_path, {7, 20}, death)
 
 
-WITHOUT_PARTS = [name for name in HOSTS if not HOSTS[name].has_parts_by_task and HOSTS[name].task_by_task]
+WITHOUT_PARTS = [name for name in HOSTS if not HOSTS[name].accumulates_structure and HOSTS[name].task_by_task]
 
 
 @pytest.mark.parametrize("name", mostly_slow(WITHOUT_PARTS, ["icarl", "oewc", "der++", "pnc"]))
@@ -220,7 +220,7 @@ def test_a_host_without_parts_by_task_enters_the_first_and_the_last(name: str, m
         short, full = trainer(), trainer()
         short.resume(state)
         with monkeypatch.context() as patch:
-            patch.setattr(HOSTS[name], "has_parts_by_task", True)
+            patch.setattr(HOSTS[name], "accumulates_structure", True)
             full.resume(state)
         assert describe(short) == describe(full), position
         assert short.run().as_dict() == results, position
@@ -243,4 +243,4 @@ def test_whether_a_host_has_parts_by_task_is_not_inherited() -> None:
     class WithParts(HOSTS["icarl"]):  # type: ignore[misc]
         pass
 
-    assert WithParts.has_parts_by_task
+    assert WithParts.accumulates_structure

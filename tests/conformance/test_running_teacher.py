@@ -148,5 +148,5 @@ def test_hosts_declare_whether_they_replay_targets() -> None:
         trainer.run_task(method.host.benchmark.tasks[0])
         method.enter(method.host.benchmark.tasks[1])
         trainer.allocate(method.stages()[0])
-        knowledge = method.host.blank_for(method.support())
+        knowledge = method.host.blank_knowledge_for(method.support())
         assert isinstance(knowledge, ReplayedTargets) == method.host.replays_targets, name

@@ -126,7 +126,7 @@ def test_head_rows_of_earlier_tasks_stay_in_spite_of_weight_decay() -> None:
     watched = Watched()
     for end in (*watched.ends.values(), watched.state()):
         assert torch.equal(end["head.weight"][:2], watched.before["head.weight"])
-        assert not torch.equal(end["head.weight"][2:], watched.host.start.head.weight[2:])
+        assert not torch.equal(end["head.weight"][2:], watched.host.initial_net.head.weight[2:])
 
 
 # ---------------------------------------------------------------- losses
@@ -138,7 +138,7 @@ def test_the_losses_of_both_networks() -> None:
     assert set(host.losses(step)) == {"task", "penalty", "stability"}
     assert set(host.supervised_losses(step)) == {"task", "penalty"}
     knowledge = ModelKnowledge(host.net)
-    host.start_again()
+    host.reset_to_initial()
     batch_step = step_of(host)
     expected = (batch_step.output.features - knowledge(batch_step.batch.x).features).square().mean()
     torch.testing.assert_close(host.distance(batch_step, knowledge, host.plasticity_support()), expected)
@@ -149,7 +149,7 @@ def test_the_losses_of_both_networks() -> None:
 
 def test_the_penalty_holds_what_is_not_projected() -> None:
     host: Any = Watched().host
-    others = host.other_parameters()
+    others = host.unprojected_parameters()
     projected = {id(layer.weight) for layer in projected_layers(host.net.backbone)}
     assert {id(p) for p in others} | projected == {id(p) for p in host.net.backbone.parameters()}
     assert (host.anchor.importance > 0).any()

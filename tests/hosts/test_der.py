@@ -151,9 +151,9 @@ def test_the_reservoir_gets_raw_images_and_answers_from_before_the_step(targets:
 
 
 def plastic_of(host: Host) -> ReplayedTargets:
-    knowledge = host.blank_for(host.plasticity_support())
+    knowledge = host.blank_knowledge_for(host.plasticity_support())
     assert isinstance(knowledge, ReplayedTargets)
-    host.extract(knowledge)
+    host.fill_for_support(knowledge)
     return knowledge
 
 

@@ -19,7 +19,7 @@ from flashback.hosts.exemplars import ExemplarHost, ExemplarSettings
 from flashback.hosts.finetune import Finetune
 from flashback.hosts.lwf_mc import LwFMC
 from flashback.hosts.replay import ReplayHost, ReplayStep
-from flashback.hosts.stages import nothing
+from flashback.hosts.stages import no_op
 from flashback.training import build_host
 from flashback.training.step import TrainingStep
 from helpers import QUICK, quick_host, tiny_benchmark
@@ -115,10 +115,10 @@ class TwoStages(ReplayHost):
         def leave_main() -> None:
             self.in_main_stage = False
 
-        return [self.main_stage(), self.later_stage("again", 1, {}, begin=leave_main)]
+        return [self.main_stage(), self.extra_stage("again", 1, {}, begin=leave_main)]
 
 
-def test_a_later_stage_offers_nothing_to_the_reservoir() -> None:
+def test_an_extra_stage_offers_nothing_to_the_reservoir() -> None:
     host = made(TwoStages, host__memory_size=10)
     trainer = Trainer(host, host.benchmark)
     trainer.run_task(host.benchmark.tasks[0])
@@ -131,9 +131,9 @@ def test_a_later_stage_offers_nothing_to_the_reservoir() -> None:
 
 def test_a_later_stage_has_the_hooks_it_is_given() -> None:
     host = made(TwoStages)
-    stage = host.later_stage("again", 1, {}, before_update=host.before_update, after_step=host.after_step)
+    stage = host.extra_stage("again", 1, {}, before_update=host.before_update, after_step=host.after_step)
     assert (stage.before_update, stage.after_step) == (host.before_update, host.after_step)
-    bare = host.later_stage("again", 1, {})
+    bare = host.extra_stage("again", 1, {})
     assert replace(stage, before_update=bare.before_update, after_step=bare.after_step) == bare
 
 
@@ -153,9 +153,9 @@ def test_a_host_with_exemplars_needs_no_settings_of_its_own() -> None:
 
 
 def test_a_later_stage_has_no_hook_of_the_main_one() -> None:
-    later = quick_host("lucir").later_stage("more", 1, {})
+    later = quick_host("lucir").extra_stage("more", 1, {})
     hooks = (later.before_update, later.after_step, later.allocate, later.begin, later.end)
-    assert all(hook is nothing for hook in hooks)
+    assert all(hook is no_op for hook in hooks)
     assert not later.main
 
 
@@ -172,4 +172,4 @@ def test_the_first_task_has_its_own_schedule_and_epochs() -> None:
 
 @pytest.mark.parametrize(("epochs", "trained"), [(0, 0), (3, 3), (None, 2)])
 def test_a_later_stage_has_the_epochs_it_is_given(epochs: int | None, trained: int) -> None:
-    assert quick_host("lwf-mc", training__epochs=2).later_stage("more", epochs, {}).epochs == trained
+    assert quick_host("lwf-mc", training__epochs=2).extra_stage("more", epochs, {}).epochs == trained

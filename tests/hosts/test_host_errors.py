@@ -27,7 +27,7 @@ def per_image(self: Host, step: Any) -> Any:
 @pytest.mark.parametrize(
     ("losses", "sentence"),
     [
-        (None, "mine has no losses; give its class a method losses"),
+        (None, "mine does not define losses"),
         (
             lambda self, step: step.output.logits.sum(),
             "losses of mine must be named terms, such as",
@@ -48,12 +48,16 @@ def test_losses(losses: Any, sentence: str) -> None:
 
 def test_flashback_wants_a_distance_before_anything_is_trained() -> None:
     host = host_with(lambda self, step: {"task": torch.zeros((), requires_grad=True)})
-    with pytest.raises(FlashbackError, match=r"flashback needs a distance, and mine has none; give its class a method"):
+    with pytest.raises(
+        FlashbackError, match=r"mine does not define distance\(step, knowledge, support\); add this method"
+    ):
         Flashback(host)
 
 
 def test_a_memory_is_no_distance() -> None:
     host = host_with(lambda self, step: {"task": torch.zeros((), requires_grad=True)})
     host.memory = Memory(4, host.benchmark.image_shape)
-    with pytest.raises(FlashbackError, match=r"flashback needs a distance, and mine has none; give its class a method"):
+    with pytest.raises(
+        FlashbackError, match=r"mine does not define distance\(step, knowledge, support\); add this method"
+    ):
         train(Flashback(host))

@@ -295,7 +295,7 @@ def test_a_method_of_the_package_under_another_name_has_the_code_of_its_file(wor
         (
             "from flashback import Host\nclass Own(Host):\n    def __init__(self): ...\n",
             "",
-            r"Own has an __init__ of its own, .* build\(self\), after super\(\)\.build\(\); line 2 of first\.py\)",
+            r"Own defines __init__, .* build\(self\), after super\(\)\.build\(\); line 2 of first\.py\)",
         ),
     ],
 )
@@ -352,11 +352,11 @@ def test_an_unfinished_run_of_other_code_starts_anew_and_only_resume_goes_on(wor
     [
         (
             "class Own(Host):\n    def build(self): self.extra = 1\n",
-            r"Own\.build makes no self\.net; begin it with super",
+            r"Own\.build does not set self\.net; call super",
         ),
         (
             "class Own(Host):\n    class Settings: strength: float = 1.0\n",
-            "Settings is no class of settings; let it inherit",
+            "Settings is not a settings class; let it inherit",
         ),
     ],
 )

@@ -57,8 +57,8 @@ def test_no_penalty_in_the_first_task_and_none_at_the_anchor() -> None:
 def test_plastic_knowledge_is_of_the_present_task_alone() -> None:
     host = at_task(quick_host("mas"), 2)
     shuffle(host, 9)
-    plastic = host.blank_for(host.plasticity_support())
-    host.extract(plastic)
+    plastic = host.blank_knowledge_for(host.plasticity_support())
+    host.fill_for_support(plastic)
     assert isinstance(plastic, ImportantParameters)
     torch.testing.assert_close(plastic.importance, sensitivity_of(host))
     assert torch.equal(plastic.values, flat(host.net.parameters()))

@@ -88,5 +88,7 @@ def test_every_promise_is_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["er", "agem", "beef", "finetune", "joint", "simplecil"])
 def test_hosts_without_the_term_refuse_it(name: str) -> None:
-    with pytest.raises(FlashbackError, match=f"training.stability weighs the loss term 'stability' .*{name} has none"):
+    with pytest.raises(
+        FlashbackError, match=f"training.stability scales the loss term 'stability', which {name} does not have"
+    ):
         quick_host(name, **{**small_settings(name), "training__stability": 2.0})

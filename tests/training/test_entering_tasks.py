@@ -32,7 +32,7 @@ def test_a_task_that_was_learned_is_not_entered_again(name: str, build: type, ag
     method.enter(tasks[0])  # looking is not learning
     for task in tasks[:2]:
         learn(method, task)
-    with pytest.raises(fb.FlashbackError, match=rf"the classes of task {again + 1} are learned already; enter every"):
+    with pytest.raises(fb.FlashbackError, match=rf"the classes of task {again + 1} are already learned; enter every"):
         method.enter(tasks[again])
     assert method.host.task is tasks[1]
     learn(method, tasks[2])
@@ -44,6 +44,6 @@ def test_a_loaded_host_has_learned_its_tasks(tmp_path: Path) -> None:
     config = fb.configure("finetune", tmp_path / "tiny.npz", settings=settings)
     fb.run(config, out=tmp_path / "run", device="cpu")
     host = fb.load_trained(tmp_path / "run", device="cpu", after_tasks=2)
-    with pytest.raises(fb.FlashbackError, match="the classes of task 2 are learned already"):
+    with pytest.raises(fb.FlashbackError, match="the classes of task 2 are already learned"):
         host.enter(host.benchmark.tasks[1])
     host.enter(host.benchmark.tasks[2])

@@ -138,8 +138,8 @@ def test_a_run_needs_a_configuration() -> None:
         (lambda: fb.build_host(3, tiny_benchmark()), "the name of a host or what fb.configure returns, not int"),
         (lambda: fb.train("icarl"), "not str; build one with fb.build_host"),
         (lambda: fb.train(quick_host("finetune"), "split-fashion-mini"), "not str; load it with fb.load_benchmark"),
-        (lambda: fb.Flashback(quick_flashback("lwf-mc")), "wraps a host that stands alone, not Flashback"),
-        (lambda: fb.Flashback("lwf-mc"), "wraps a host that stands alone, not str"),
+        (lambda: fb.Flashback(quick_flashback("lwf-mc")), "wraps a Host, not Flashback"),
+        (lambda: fb.Flashback("lwf-mc"), "wraps a Host, not str"),
     ],
 )
 def test_other_things_are_refused_with_one_sentence(call: Callable[[], object], message: str) -> None:

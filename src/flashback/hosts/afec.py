@@ -57,7 +57,7 @@ class AFEC(EWC):
         if self.task.index == 0:
             return [self.main_stage()]
         return [
-            self.later_stage(
+            self.extra_stage(
                 "empty network",
                 1,
                 {},

@@ -1,8 +1,9 @@
 """Host: a continual-learning method.
 
-A host gives stages, named losses, and one distance between the model and a knowledge base. It calls that distance with
-its stable knowledge, Flashback with the plastic knowledge. A host never knows whether Flashback is on. Its contract is
-here, in `stages.py` and `prediction.py`, and in `knowledge/kinds.py` (`Support`, frozen copies).
+A host defines stages, named losses, and one distance between the model and a knowledge base. The host calls the
+distance with its stable knowledge, and Flashback calls it with the plastic knowledge. A host does not know whether
+Flashback is on. The contract of a host is in this file, in `stages.py` and `prediction.py`, and in `knowledge/kinds.py`
+(`Support`, frozen copies).
 
 FL Eq. n is equation n of the Flashback Learning paper. Primary model: the model at the end of Flashback's phase 1, from
 which the plastic knowledge is read.
@@ -24,16 +25,14 @@ from flashback.batches import Batch, Stream, Views
 from flashback.benchmarks import Benchmark, Task
 from flashback.config import HostSettings, RunConfig
 from flashback.errors import FlashbackError, require, shorten
-from flashback.hosts.endings import Ending, with_ending
 from flashback.hosts.prediction import Predictor
-from flashback.hosts.stages import Optimisation, Stage, Step, nothing
+from flashback.hosts.stages import Optimisation, Stage, Step, no_op
+from flashback.hosts.weight_averaging import WeightCopies, with_weight_averaging
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support
 from flashback.memory import Memory
 from flashback.nets import Backbone, Net, Output, Shape, build_backbone, net_for
 from flashback.registry import Registry
 from flashback.seeds import seeded_initialisation
-
-DEFINE_DISTANCE = "give its class a method distance(step, knowledge, support)"
 
 HOSTS: Registry[type[Host]] = Registry("host")
 
@@ -41,7 +40,7 @@ Settings_co = TypeVar("Settings_co", bound=HostSettings, covariant=True)
 
 
 class WithSettings(Protocol[Settings_co]):
-    """Lets a type checker and an editor infer the type of `settings` from the class `Settings` of a host."""
+    """Lets type checkers and editors infer the type of `settings` from the class `Settings` of a host."""
 
     config: RunConfig
 
@@ -50,60 +49,64 @@ class WithSettings(Protocol[Settings_co]):
 
 
 class Host(Predictor):
-    """Base class of all methods; a method overrides `losses` and `distance`, and what else it does differently.
+    """Base class of all methods. A method overrides `losses`, `distance` and whatever else it does differently.
 
-    Everything that a host changes is in its `state_dict`: parameters, buffers, memory, knowledge. So flashbacks and
-    resumed runs are exact. How a host predicts is in `flashback.hosts.prediction`.
+    Everything that a host changes is in its `state_dict`: parameters, buffers, memory, knowledge. This makes flashbacks
+    and resumed runs exact. `flashback.hosts.prediction` says how a host predicts.
 
     Attributes:
         settings: The section `host` of the configuration, an instance of `Settings`.
         net: The network; `net(x)` gives an `Output` with features and logits.
         columns: The current number of class columns.
-        task: The present task, with column slices `old`, `new`, `seen` and the labels `before` (earlier) and `classes`.
-        stable: The knowledge of earlier tasks; None in the first task.
-        memory: The stored images, for hosts that have some.
+        task: The current task, with column slices `old`, `new`, `seen` and the labels `before` (earlier) and `classes`.
+        stable: The knowledge of earlier tasks. None in the first task for hosts that copy their network.
+        memory: The stored images; None for hosts without a memory.
         generator: The source of all randomness in a step.
         views: Normalisation and augmentation of raw images.
 
     Args:
         config: The configuration of the run.
-        benchmark: The tasks to be learned.
-        device: Where the host lives.
-        backbones: Makes the backbones in place of the registered net, from image shape and width.
+        benchmark: The tasks to learn.
+        device: The device of the host.
+        backbones: Builds the backbones from image shape and width; None: the registered net.
     """
 
-    Settings = HostSettings  # a host with further settings names their class
+    Settings = HostSettings  # the dataclass of the settings; a host with further settings overrides it
     family: ClassVar[str] = "none"  # distillation, replay, regularisation, dynamic
     has_knowledge: ClassVar[bool] = True  # a host without knowledge refuses Flashback
     refuses_flashback_because: ClassVar[str] = "keeps no knowledge of earlier tasks"
     replays_targets: ClassVar[bool] = False  # whether its plastic knowledge is targets for the images of the memory
-    has_stability: ClassVar[bool] = True  # whether later tasks have a loss term 'stability', which phase 1 may weigh
+    has_stability: ClassVar[bool] = True  # whether its losses have a term 'stability' from the second task on
     task_by_task: ClassVar[bool] = True  # whether it learns each task when it comes
-    has_parts_by_task: ClassVar[bool] = True  # whether tasks leave parts behind, all of which a resumed run makes again
+    accumulates_structure: ClassVar[bool] = True  # whether each task adds parts, which a resumed run has to rebuild
     reads_gradients: ClassVar[bool] = False  # whether importance comes from gradients of the task loss during training
-    weighs_images: ClassVar[bool] = False  # whether `distance` applies the weights of single images, `support.images`
-    has_one_backbone: ClassVar[bool] = True  # settings of training that act on the backbone need this
+    supports_image_weights: ClassVar[bool] = False  # whether `distance` applies the image weights `support.images`
+    has_one_backbone: ClassVar[bool] = True  # required by settings of training that act on the backbone
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse class definitions that would silently go wrong later."""
+        """Refuse class definitions that would fail later without an error message."""
         super().__init_subclass__(**keywords)
-        cls.has_parts_by_task = vars(cls).get("has_parts_by_task", True)  # not inherited: a subclass may add parts
+        cls.accumulates_structure = vars(cls).get(
+            "accumulates_structure", True
+        )  # not inherited: a subclass may add parts
         if "distance" in vars(cls):
-            cls.weighs_images = vars(cls).get("weighs_images", False)  # each distance must say so for itself
+            cls.supports_image_weights = vars(cls).get(
+                "supports_image_weights", False
+            )  # each distance must say so for itself
         require(
             not any("__init__" in vars(base) for base in cls.__mro__[: cls.__mro__.index(Host)]),
-            f"{cls.__name__} has an __init__ of its own, where no seed decides the weights; make what it needs in "
+            f"{cls.__name__} defines __init__, where the seed of the run does not determine weights; move it to "
             "build(self), after super().build()",
         )
         settings = cls.Settings
         require(
             issubclass(settings, HostSettings),
-            f"{settings.__name__} is no class of settings; let it inherit flashback.config.HostSettings, or the "
-            "settings of the host it extends",
+            f"{settings.__name__} is not a settings class; let it inherit from flashback.config.HostSettings, or from "
+            "the settings of the host it extends",
         )
         require(
             "__dataclass_fields__" in vars(settings) or not inspect.get_annotations(settings),
-            f"the fields of {settings.__name__} are no settings yet; write @dataclass(frozen=True) above the class",
+            f"{settings.__name__} is not a dataclass; write @dataclass(frozen=True) above the class",
         )
 
     def __init__(
@@ -129,12 +132,12 @@ class Host(Predictor):
         require(
             self.has_one_backbone or not (training.freeze_backbone or training.backbone_lr_factor != 1),
             f"training.freeze_backbone and training.backbone_lr_factor need a host with one backbone, and "
-            f"{config.host.name} makes several; leave them out",
+            f"{config.host.name} builds several; leave them out",
         )
         require(
             self.has_one_backbone or (training.average is None and training.merge is None),
-            f"training.average and training.merge need a host with one backbone, and {config.host.name} makes several; "
-            "leave them out",
+            f"training.average and training.merge need a host with one backbone, and {config.host.name} builds "
+            "several; leave them out",
         )
         require(
             self.task_by_task or training.merge is None,
@@ -143,24 +146,25 @@ class Host(Predictor):
         )
         require(
             training.stability == 1 or (self.has_knowledge and self.has_stability),
-            no_stability_message(config.host.name),
+            no_stability_message(config.host.name, "training.stability"),
         )
         require(
             training.teacher_statistics == "stored" or self.copies_network(),
-            f"training.teacher_statistics=batch needs a host that keeps a copy of its network, and {config.host.name} "
-            "keeps none; leave it out",
+            f"training.teacher_statistics=batch needs a host that keeps a copy of its network, which "
+            f"{config.host.name} does not; leave it out",
         )
         self.views = Views(benchmark.mean, benchmark.std, training.views, size=training.image_size)
         self.memory: Memory | None = None
         self.stable: Knowledge | None = None
-        self.ending: Ending | None = None  # of the last main stage, for training.average and training.merge
+        # Of the main stage, for training.average and training.merge. Checkpoints contain the name `ending`.
+        self.ending: WeightCopies | None = None
         self.stable_blank_for_task: int | None = None  # the task for which `allocate` has made blank stable knowledge
-        self.trained = False  # whether a trainer has started with it
+        self.trained = False  # whether a trainer has started to train it
         self.learned = 0  # columns of the tasks whose training has begun
         self.columns = sum(self.initial_sizes())
         with seeded_initialisation(config.seed, "net"):
             self.build()
-        require(hasattr(self, "net"), f"{type(self).__name__}.build makes no self.net; begin it with super().build()")
+        require(hasattr(self, "net"), f"{type(self).__name__}.build does not set self.net; call super().build() first")
         require(
             training.teacher_statistics == "stored" or any(isinstance(part, _BatchNorm) for part in self.net.modules()),
             "training.teacher_statistics=batch does nothing for a network without batch norm; leave it out",
@@ -174,13 +178,13 @@ class Host(Predictor):
     # ------------------------------------------------------------ structure
 
     def build(self) -> None:
-        """Make the networks, the memory and the modules that the host starts with; the seed decides their weights."""
+        """Make the networks, the memory and the modules that the host starts with; the seed determines the weights."""
         self.net = self.new_net()
 
     def new_backbone(self, width: float = 1.0) -> Backbone:
         """Make the backbone that `host.net` names.
 
-        If it brings weights, images are normalised from now on as those weights expect.
+        If it has pretrained weights, images are normalised from now on as those weights expect.
 
         Args:
             width: A factor for the channels of all layers.
@@ -189,9 +193,9 @@ class Host(Predictor):
             The backbone, frozen if `training.freeze_backbone` is set.
         """
         stored, side = self.benchmark.image_shape, self.views.size
-        seen = stored if side is None else (stored[0], side, side)
+        shape = stored if side is None else (stored[0], side, side)
         name = self.settings.net or net_for(stored)
-        backbone = self.backbones(seen, width) if self.backbones else build_backbone(name, seen, width)
+        backbone = self.backbones(shape, width) if self.backbones else build_backbone(name, shape, width)
         if backbone.normalisation is not None:
             mean, std = backbone.normalisation
             self.views = replace(self.views, mean=mean, std=std)
@@ -203,23 +207,23 @@ class Host(Predictor):
         return Net(backbone, nn.Linear(backbone.width, self.columns))
 
     def trains_future_classes(self) -> bool:
-        """Return whether the losses see the columns of classes still to come; if so, these exist from the start."""
+        """Return whether the losses use the columns of future classes; if so, these columns exist from the start."""
         return False
 
     def can_revisit(self) -> bool:
-        """Return whether known classes may come again in a later task, alone or beside new ones."""
+        """Return whether a later task may contain known classes, alone or together with new ones."""
         return False
 
     def initial_sizes(self) -> list[int]:
-        """Return the classes of each task that have columns from the start: the first task, or all that are known."""
+        """Return the numbers of classes of the tasks that have columns from the start: the first task, or all tasks."""
         all_known = self.trains_future_classes() and not self.benchmark.is_open
         return self.benchmark.sizes if all_known else self.benchmark.sizes[:1]
 
     def grow(self, columns: int) -> None:
-        """Add columns for the classes of the present task, without data; called when a task with new ones is entered.
+        """Add columns for the new classes of the current task; called when the task is entered, without its data.
 
         Args:
-            columns: The columns from now on.
+            columns: The total number of columns from now on.
         """
         cast(Net, self.net).grow(columns)
 
@@ -231,7 +235,7 @@ class Host(Predictor):
         require(
             self.can_revisit() or not known,
             f"{self.settings.name} cannot learn known classes again, and task {task.index + 1} has {shorten(known)}; "
-            "choose a host that can, such as replay, or give it new classes alone",
+            "choose a host that can, such as replay, or give it only new classes",
         )
 
     def check_untrained(self) -> None:
@@ -262,7 +266,7 @@ class Host(Predictor):
     # ------------------------------------------------------------ a task as stages
 
     def enter(self, task: Task) -> None:
-        """Make a task the present one, and add columns for its new classes; each task is learned once.
+        """Make a task the current one and add columns for its new classes. Each task is learned once.
 
         Args:
             task: The next task of the benchmark.
@@ -272,7 +276,7 @@ class Host(Predictor):
         """
         require(
             task.classes.start >= self.learned,
-            f"the classes of task {task.index + 1} are learned already; enter every task once, in the order of the "
+            f"the classes of task {task.index + 1} are already learned; enter every task once, in the order of the "
             "benchmark",
         )
         self.check_revisits(task)
@@ -284,14 +288,14 @@ class Host(Predictor):
             self.to(self.device)
 
     def stages(self) -> list[Stage]:
-        """Return the stages of the present task; the list depends on configuration and task alone."""
+        """Return the stages of the current task; the list depends only on the configuration and the task."""
         return [self.main_stage()]
 
     def main_stage(self, **changes: Any) -> Stage:
         """Make the stage that Flashback splits in two: E epochs with the settings of the run.
 
         Args:
-            changes: Fields of `Stage` to set otherwise.
+            changes: Fields of `Stage` that differ.
         """
         training, first = self.config.training, self.task.index == 0
         stage = Stage(
@@ -311,13 +315,13 @@ class Host(Predictor):
             variant=self.variant,
             main=True,
         )
-        return with_ending(self, self.with_stability_weight(replace(stage, **changes)))
+        return with_weight_averaging(self, self.with_stability_weight(replace(stage, **changes)))
 
     def with_stability_weight(self, stage: Stage) -> Stage:
-        """Return the stage with its stability loss multiplied by `training.stability`; plasticity is not scaled.
+        """Return the stage with its loss term 'stability' multiplied by `training.stability`.
 
         Args:
-            stage: A stage whose losses may have a term 'stability'.
+            stage: The main stage.
         """
         factor, losses = self.config.training.stability, stage.losses
         if factor == 1 or self.task.index == 0:
@@ -325,20 +329,20 @@ class Host(Predictor):
 
         def weighted_losses(step: Any) -> Mapping[str, Tensor]:
             terms = losses(step)
-            require("stability" in terms, no_stability_message(self.settings.name))
+            require("stability" in terms, no_stability_message(self.settings.name, "training.stability"))
             return {**terms, "stability": factor * terms["stability"]}
 
         return replace(stage, losses=weighted_losses)
 
-    def later_stage(self, name: str, epochs: int | None, optimisation: Mapping[str, Any], **changes: Any) -> Stage:
-        """Make a stage beside the main one; it runs once, with Flashback or without it.
+    def extra_stage(self, name: str, epochs: int | None, optimisation: Mapping[str, Any], **changes: Any) -> Stage:
+        """Make an additional stage. Flashback does not change it.
 
         Args:
             name: Its name in the log.
             epochs: Its epochs; None: as many as the main stage.
             optimisation: Fields of `Optimisation`; those that are None or missing are as in the main stage.
-            changes: Fields of `Stage`. Stream, parameters, forward and losses default to those of the main stage; its
-                hooks do nothing unless given.
+            changes: Fields of `Stage`. Stream, parameters, forward and losses default to those of the main stage; hooks
+                do nothing by default.
         """
         main = Optimisation.of(self.config.training, first_task=False)
         overrides = {key: value for key, value in optimisation.items() if value is not None}
@@ -348,27 +352,27 @@ class Host(Predictor):
             optimisation=replace(main, **overrides),
             main=False,
         )
-        hooks = dict.fromkeys(("before_update", "after_step", "allocate", "begin", "end"), nothing)
+        hooks = dict.fromkeys(("before_update", "after_step", "allocate", "begin", "end"), no_op)
         return replace(stage, **{**hooks, **changes})
 
     def allocate(self) -> None:
         """Build the structure of the main stage without data: by default, blank stable knowledge from task 2 on.
 
-        A resumed run calls it again for every past stage, and then loads the tensors. A host whose structure depends
-        on the present task and the number of classes alone says `has_parts_by_task = False`; then it is called for the
-        first task and the last.
+        A resumed run calls it again for every past stage and then loads the tensors. If the structure depends only on
+        the current task and the number of classes, set `accumulates_structure = False`; then a resumed run calls it for
+        the first and the last task only.
         """
         if self.has_knowledge and self.task.index > 0:
-            self.stable = self.blank_for(self.stability_support())
+            self.stable = self.blank_knowledge_for(self.stability_support())
             self.stable_blank_for_task = self.task.index
 
     def begin(self) -> None:
-        """Prepare the content of the main stage, e.g. imprinting. The stable knowledge is filled by then."""
+        """Prepare the content of the main stage, e.g. by imprinting. The stable knowledge is already filled."""
 
     def fill_and_begin(self) -> None:
         """Fill the blank stable knowledge of this task, then call `begin`."""
         if self.stable is not None and self.stable_blank_for_task == self.task.index:
-            self.extract(self.stable)
+            self.fill_for_support(self.stable)
         self.learned = self.task.classes.stop
         self.begin()
 
@@ -380,7 +384,7 @@ class Host(Predictor):
         return Stream.of(self.task.train, self.device)
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """Return what a stage trains by default: all that requires gradients but knowledge, the network first."""
+        """Return what a stage trains by default: all parameters that require gradients, except those of knowledge."""
         known = {id(p) for module in self.modules() if isinstance(module, Knowledge) for p in module.parameters()}
         return [p for p in dict.fromkeys([*trainable(self.net), *trainable(self)]) if id(p) not in known]
 
@@ -393,7 +397,7 @@ class Host(Predictor):
             batch: The images of this step.
 
         Returns:
-            The batch with the outputs for it: a `Step`, or a subclass with whatever else `losses` needs.
+            The batch with its outputs: a `Step`, or a subclass with whatever else `losses` needs.
         """
         return Step(batch, self.trained_net()(batch.x))
 
@@ -404,10 +408,10 @@ class Host(Predictor):
             step: What `forward` returned.
 
         Returns:
-            Scalars by name, which are logged: 'task', 'stability', and what else the method has. The name 'stability'
-            marks the term that `training.stability` and `flashback.phase1_stability` weigh.
+            Scalars by name, which are logged: 'task', 'stability', and further terms of the method. The name
+            'stability' marks the term that `training.stability` and `flashback.phase1_stability` scale.
         """
-        raise FlashbackError(f"{self.settings.name} has no losses; give its class a method losses(step)")
+        raise FlashbackError(f"{self.settings.name} does not define losses(step); add this method to its class")
 
     def before_update(self, step: Any) -> None:
         """Clip or project `parameter.grad`, between the backward pass and the optimiser step.
@@ -424,11 +428,11 @@ class Host(Predictor):
         """
 
     def variant(self) -> object:
-        """Return what besides the batch size decides the shapes of a step; a change means another captured graph."""
+        """Return what the shapes of a step depend on besides the batch size; each value has its own captured graph."""
         return None
 
     def filling(self) -> bool:
-        """Return whether a memory still grows with every step, so that the shapes of this step do not come back."""
+        """Return whether a memory still grows with every step, so that the shapes of this step do not occur again."""
         return False
 
     # ------------------------------------------------------------ knowledge and the one distance
@@ -442,18 +446,18 @@ class Host(Predictor):
         return Support(columns=self.task.seen)
 
     def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
-        """Compute the one distance between the model and a knowledge base, stable or plastic.
+        """Compute the distance between the model and a knowledge base, stable or plastic.
 
         Args:
             step: What `forward` returned.
             knowledge: A knowledge base of the kind that `blank_knowledge` makes.
-            support: The columns to compare, and the weights of the images for a class with `weighs_images`. The caller
-                multiplies by the weight of the support.
+            support: The columns to compare, and the weights of the images for a class with `supports_image_weights`.
+                The caller multiplies by the weight of the support.
 
         Returns:
             A scalar with a gradient.
         """
-        raise FlashbackError(f"{self.settings.name} has no distance to what it knows; {DEFINE_DISTANCE}")
+        raise FlashbackError(no_distance_message(self.settings.name))
 
     def weighted_distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
         """Compute `support.weight` times the distance; Ls and Lp are both this.
@@ -461,7 +465,7 @@ class Host(Predictor):
         Args:
             step: What `forward` returned.
             knowledge: The stable or the plastic knowledge.
-            support: Where the distance acts; for samples="memory" it is the distance to targets for stored images.
+            support: Where the distance acts. For samples="memory" it is `replay_distance`, otherwise `distance`.
         """
         distance = self.replay_distance if support.samples == "memory" else self.distance
         return support.weight * distance(step, knowledge, support)
@@ -475,21 +479,24 @@ class Host(Predictor):
         return self.weighted_distance(step, self.stable, self.stability_support())
 
     def blank_knowledge(self) -> Knowledge:
-        """Make a knowledge base of this host's kind without content; by default a copy of the network."""
-        return self.blank_copy()
+        """Make the host's own kind of knowledge base, without content. A host overrides it to keep something else.
 
-    def blank_copy(self) -> ModelKnowledge:
-        """Make a copy of the network that serves as a teacher, as `training.teacher_statistics` says."""
+        By default it is a frozen copy of the network.
+        """
+        return self.blank_teacher()
+
+    def blank_teacher(self) -> ModelKnowledge:
+        """Make a frozen copy of the network, with batch norm as `training.teacher_statistics` says."""
         return ModelKnowledge(self.net, batch_statistics=self.config.training.teacher_statistics == "batch")
 
     @classmethod
     def copies_network(cls) -> bool:
         """Return whether the host's own knowledge is a copy of its network."""
-        defaults = cls.blank_knowledge is Host.blank_knowledge and cls.fill_knowledge is Host.fill_knowledge
-        return cls.has_knowledge and defaults and not cls.replays_targets
+        is_default = cls.blank_knowledge is Host.blank_knowledge and cls.fill_knowledge is Host.fill_knowledge
+        return cls.has_knowledge and is_default and not cls.replays_targets
 
     def fill_knowledge(self, knowledge: Any) -> None:
-        """Fill a knowledge base from the present model.
+        """Fill the host's own kind of knowledge base from the current model. A host overrides it.
 
         Args:
             knowledge: What `blank_knowledge` made.
@@ -500,10 +507,10 @@ class Host(Predictor):
         """Return the size of what is kept from earlier tasks."""
         return {"stable": sum(part.nbytes() for part in (self.stable, self.memory) if part is not None)}
 
-    # ------------------------------------------------------------ knowledge on the memory, for any host with one
+    # ------------------------------------------------------------ targets for stored images, in any host with a memory
 
     def replayed(self, step: Any) -> tuple[Output, Tensor]:
-        """Return the outputs for the images of this step that may come from the memory, and their slots.
+        """Return the outputs for the images of this step that may be stored, and their memory slots.
 
         Args:
             step: What `forward` returned.
@@ -519,11 +526,11 @@ class Host(Predictor):
         return output.logits
 
     def response_width(self) -> int:
-        """Return the columns of a response."""
+        """Return the number of columns of a response."""
         return self.columns
 
     def replay_distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
-        """Compute the distance of the responses to the targets that the knowledge has for them.
+        """Compute the distance between the responses for stored images and their targets.
 
         Args:
             step: What `forward` returned.
@@ -534,26 +541,29 @@ class Host(Predictor):
         distance: Tensor = knowledge.distance(self.response(output), slots, self.memory, support.columns)
         return distance
 
-    def blank_for(self, support: Support) -> Knowledge:
-        """Make a blank knowledge base for a support.
+    def blank_knowledge_for(self, support: Support) -> Knowledge:
+        """Make a knowledge base without content for a support; the kind depends on where the distance will act.
 
         Args:
             support: Where the distance to the knowledge will act.
 
         Returns:
-            Targets for the memory if the support has samples="memory", else what `blank_knowledge` makes.
+            Targets for stored images if the support has samples="memory", else what `blank_knowledge` makes.
         """
         if support.samples == "all":
             return self.blank_knowledge()
-        require(self.memory is not None, f"a support on samples 'memory' needs a memory; {self.settings.name} has none")
+        require(
+            self.memory is not None,
+            f"a support on samples 'memory' needs a memory; {self.settings.name} does not have one",
+        )
         assert self.memory is not None
         return ReplayedTargets(self.memory, self.response_width())
 
-    def extract(self, knowledge: Knowledge) -> None:
-        """Fill a knowledge base from the present model.
+    def fill_for_support(self, knowledge: Knowledge) -> None:
+        """Fill a knowledge base of either kind from the current model.
 
         Args:
-            knowledge: What `blank_for` made.
+            knowledge: What `blank_knowledge_for` made.
         """
         if isinstance(knowledge, ReplayedTargets) and self.memory is not None:
             knowledge.fill(self.memory, lambda raw: self.embed(raw, self.response))
@@ -564,16 +574,17 @@ class Host(Predictor):
 # ---------------------------------------------------------------- helpers
 
 
-def no_stability_message(host: str) -> str:
-    return (
-        f"training.stability weighs the loss term 'stability' of later tasks, and {host} has none of this name; leave "
-        "it at 1"
-    )
+def no_stability_message(host: str, setting: str, advice: str = "leave it at 1") -> str:
+    return f"{setting} scales the loss term 'stability', which {host} does not have; {advice}"
+
+
+def no_distance_message(host: str) -> str:
+    return f"{host} does not define distance(step, knowledge, support); add this method to its class"
 
 
 @torch.no_grad()
 def copy_tensors(target: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Copy saved tensors over those of the target; what does not fit is refused before the first copy."""
+    """Copy saved tensors into those of the target. Names, shapes and types are checked before the first copy."""
     if target.keys() != saved.keys():
         raise FlashbackError("the checkpoint does not fit this host: it holds other tensors; start a new run")
     for name, tensor in target.items():

@@ -53,7 +53,7 @@ class Beef(ExemplarHost):
     family = "dynamic"
     has_stability = False
     has_one_backbone = False
-    weighs_images = True
+    supports_image_weights = True
     scores_unseen = False
     net: EnergyNet
 
@@ -126,7 +126,7 @@ class Beef(ExemplarHost):
 
     def fusion_stage(self) -> Stage:
         """Train the calibration (1 + a) b + s alone, on equally many images of each class."""
-        return self.later_stage(
+        return self.extra_stage(
             "fusion",
             self.settings.fusion_epochs,
             {"lr": self.settings.fusion_lr},

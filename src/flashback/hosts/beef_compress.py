@@ -9,7 +9,7 @@ from flashback.hosts.base import HOSTS
 from flashback.hosts.beef import Beef, BeefSettings
 from flashback.hosts.foster import Compression
 from flashback.hosts.prediction import Classifier
-from flashback.hosts.stages import Stage, nothing
+from flashback.hosts.stages import Stage, no_op
 from flashback.nets import Backbone, LinearHead
 from flashback.nets.growing import Concatenation, pad_classes
 
@@ -40,7 +40,7 @@ class BeefCompress(Beef):
         expansion, fusion = super().stages()
         return [
             expansion,
-            replace(fusion, end=nothing),  # exemplars are chosen after the compression
+            replace(fusion, end=no_op),  # exemplars are chosen after the compression
             self.compression.stage(self),
         ]
 

@@ -42,7 +42,7 @@ class BiC(ExemplarHost):
 
     Settings = BiCSettings
     family = "distillation"
-    weighs_images = True
+    supports_image_weights = True
     net: BiasCorrectedNet
 
     def new_net(self) -> BiasCorrectedNet:
@@ -72,7 +72,7 @@ class BiC(ExemplarHost):
 
     def correction_stage(self) -> Stage:
         """Train scale and shift of the new logits alone, in a frozen network."""
-        return self.later_stage(
+        return self.extra_stage(
             "bias correction",
             self.settings.correction_epochs,
             {"lr": self.settings.correction_lr},

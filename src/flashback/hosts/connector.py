@@ -49,18 +49,18 @@ class LinearConnector(Host):
 
     Settings = ConnectorSettings
     family = "regularisation"
-    weighs_images = True
-    has_parts_by_task = False
+    supports_image_weights = True
+    accumulates_structure = False
     net: Net
 
     def build(self) -> None:
         super().build()
         self.spaces = nn.ModuleList(NullSpace(layer.weight[0].numel()) for layer in projected_layers(self.net.backbone))
-        others = self.other_parameters()
+        others = self.unprojected_parameters()
         self.anchor = ImportantParameters(others) if others else None
         self.plain: ModelKnowledge | None = None
 
-    def other_parameters(self) -> list[nn.Parameter]:
+    def unprojected_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the backbone that are not projected."""
         projected = {id(layer.weight) for layer in projected_layers(self.net.backbone)}
         return [parameter for parameter in trainable(self.net.backbone) if id(parameter) not in projected]
@@ -68,12 +68,12 @@ class LinearConnector(Host):
     def stages(self) -> list[Stage]:
         if self.task.index == 0:
             return [self.main_stage()]
-        project = self.later_stage(
+        project = self.extra_stage(
             "project",
             self.settings.project_epochs,
             {},
             losses=self.supervised_losses,
-            begin=self.start_again,
+            begin=self.reset_to_initial,
             after_step=self.project,
             end=self.connect,
         )
@@ -97,7 +97,7 @@ class LinearConnector(Host):
         new = self.task.new
         terms = {"task": cross_entropy(step.output.logits[:, new], step.batch.y - new.start)}
         if self.task.index > 0 and self.anchor is not None:
-            terms["penalty"] = self.settings.norm_strength * self.anchor.distance(self.other_parameters())
+            terms["penalty"] = self.settings.norm_strength * self.anchor.distance(self.unprojected_parameters())
         return terms
 
     def distance(self, step: Step, knowledge: ModelKnowledge, support: Support) -> Tensor:
@@ -114,26 +114,26 @@ class LinearConnector(Host):
     def after_step(self, step: Any) -> None:
         """Keep the head rows of earlier tasks, which have no gradient, from weight decay."""
         if self.task.index > 0:
-            for row, old in zip(self.net.head.parameters(), self.start.head.parameters(), strict=True):
+            for row, old in zip(self.net.head.parameters(), self.initial_net.head.parameters(), strict=True):
                 row[self.task.old].copy_(old[self.task.old])
 
     @torch.no_grad()
     def end(self) -> None:
         if self.plain is None:
-            self.remember()
+            self.update_statistics()
         else:
             self.plain.fill(self.net)
 
     # ------------------------------------------------------------ the projected network
 
     @property
-    def start(self) -> Net:
+    def initial_net(self) -> Net:
         """The network before the task."""
         return cast(Net, cast(ModelKnowledge, self.stable).model.module)
 
     @torch.no_grad()
-    def start_again(self) -> None:
-        copy_state(self.start, self.net)
+    def reset_to_initial(self) -> None:
+        copy_state(self.initial_net, self.net)
 
     @torch.no_grad()
     def project(self, step: Any) -> None:
@@ -142,7 +142,7 @@ class LinearConnector(Host):
         All changes before this step lie inside, so this projects the last update, whatever optimiser made it.
         """
         self.after_step(step)
-        layers, starts = projected_layers(self.net.backbone), projected_layers(self.start.backbone)
+        layers, starts = projected_layers(self.net.backbone), projected_layers(self.initial_net.backbone)
         for layer, old, space in zip(layers, starts, self.spaces, strict=True):
             change = (layer.weight - old.weight).flatten(1) @ cast(NullSpace, space).projection
             layer.weight.copy_(old.weight + change.view_as(layer.weight))
@@ -156,12 +156,12 @@ class LinearConnector(Host):
         for name, tensor in self.net.state_dict().items():
             if tensor.is_floating_point():
                 tensor.lerp_(plain[name], beta)
-        self.remember()
+        self.update_statistics()
 
     # ------------------------------------------------------------ what is remembered of a task
 
     @torch.no_grad()
-    def remember(self) -> None:
+    def update_statistics(self) -> None:
         """Add the inputs of each layer to its covariance, and the importance of the other parameters."""
         train, views = self.task.train, self.views
         with self.watching_inputs(), unsplit_passes():
@@ -169,7 +169,7 @@ class LinearConnector(Host):
         for space in self.spaces:
             cast(NullSpace, space).update(self.settings.null_ratio)
         if self.anchor is not None:
-            others = self.other_parameters()
+            others = self.unprojected_parameters()
             other_ids = {id(parameter) for parameter in others}
             fisher = fisher_diagonal(self.net, train.x, train.y, views.plain, "empirical", self.task.new)
             masks = [torch.full((p.numel(),), id(p) in other_ids, device=p.device) for p in trainable(self.net)]

@@ -34,7 +34,7 @@ class DER(ReplayHost):
     """
 
     Settings = DERSettings
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def can_revisit(self) -> bool:
         return True
@@ -72,7 +72,7 @@ class DERPlusPlus(DER):
 
     Settings = DERPlusPlusSettings
     draws_per_step = 2
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def losses(self, step: ReplayStep) -> Mapping[str, Tensor]:
         """L = CE(new) + alpha * mean (o - o_stored)^2 on draw 1 + beta * CE on draw 2."""

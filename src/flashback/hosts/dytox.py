@@ -35,7 +35,7 @@ class DyTox(ExemplarHost):
 
     Settings = DyToxSettings
     family = "dynamic"
-    weighs_images = True
+    supports_image_weights = True
     net: TaskTokenNet
 
     def build(self) -> None:
@@ -67,7 +67,7 @@ class DyTox(ExemplarHost):
         """Train everything but the encoder on the exemplars, of which every class has the same number."""
         settings = self.settings
         lr = self.config.training.lr / 10 if settings.finetune_lr is None else settings.finetune_lr
-        return self.later_stage(
+        return self.extra_stage(
             "balanced fine-tuning",
             settings.finetune_epochs,
             {"lr": lr, "schedule": "none"},

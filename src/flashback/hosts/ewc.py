@@ -77,7 +77,7 @@ class OnlineEWC(ElasticHost):
     """One anchor: the last parameters, and the importance accumulated over all tasks."""
 
     Settings = OnlineEWCSettings
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         """L = task loss + lambda * sum F-hat (theta - theta_s)^2."""

@@ -14,7 +14,7 @@ class Finetune(Host):
     """Cross-entropy over all columns on the new task alone: the lower bound."""
 
     has_knowledge = False
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def can_revisit(self) -> bool:
         return True

@@ -53,7 +53,7 @@ class BoostingHost(ExemplarHost):
 
     family = "dynamic"
     has_one_backbone = False
-    weighs_images = True
+    supports_image_weights = True
     scores_unseen = False
     settings: Any  # with `temperature`
     net: GrowingNet | Boosted
@@ -228,7 +228,7 @@ class Compression(nn.Module):
             loss = balanced_distillation(step.output.logits, targets, self.weights, settings.temperature)
             return {"compression": loss}
 
-        stage: Stage = host.later_stage(
+        stage: Stage = host.extra_stage(
             "compression",
             settings.compression_epochs,
             {"lr": settings.compression_lr, "weight_decay": 0.0},

@@ -33,7 +33,7 @@ class BinaryDistillation(Host):
     come again, all seen classes learn from the labels, and old ones from the old model as well.
     """
 
-    weighs_images = True
+    supports_image_weights = True
     settings: Any  # with `columns`
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
@@ -92,7 +92,7 @@ class ICaRL(BinaryDistillation, ExemplarHost):
 
     Settings = ICaRLSettings
     scores_unseen = False  # there is no mean for a class that was never seen
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def classifiers(self) -> dict[str, Classifier]:
         normalise = self.settings.normalise

@@ -69,7 +69,7 @@ class LUCIR(ExemplarHost):
 
     Settings = LUCIRSettings
     family = "distillation"
-    weighs_images = True
+    supports_image_weights = True
     net: CosineNet
 
     def new_net(self) -> CosineNet:
@@ -179,7 +179,7 @@ def balanced_finetuning(host: Any, losses: Callable[[Step], Mapping[str, Tensor]
             step: Step = host.forward(batch)
         return step
 
-    finetuning = host.later_stage(
+    finetuning = host.extra_stage(
         "balanced fine-tuning",
         settings.finetune_epochs,
         {"lr": settings.finetune_lr, "schedule": "step", "milestones": settings.finetune_milestones, "gamma": 0.1},

@@ -29,8 +29,8 @@ class LwF(Host):
 
     Settings = LwFSettings
     family = "distillation"
-    weighs_images = True
-    has_parts_by_task = False
+    supports_image_weights = True
+    accumulates_structure = False
 
     def can_revisit(self) -> bool:
         return self.settings.columns == "seen"

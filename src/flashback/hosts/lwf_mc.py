@@ -27,7 +27,7 @@ class LwFMC(BinaryDistillation):
 
     Settings = LwFMCSettings
     family = "distillation"
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         terms, weight = dict(super().losses(step)), self.settings.penalty

@@ -22,7 +22,7 @@ class MAS(ElasticHost):
     """Memory aware synapses: importance is the mean size of the gradient of ||f(x)||^2, summed up over the tasks."""
 
     Settings = MASSettings
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         """L = task loss + lambda * sum Omega (theta - theta_s)^2."""

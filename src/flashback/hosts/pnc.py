@@ -42,7 +42,7 @@ class ProgressAndCompress(OnlineEWC):
 
     Settings = PnCSettings
     has_one_backbone = False
-    has_parts_by_task = False
+    accumulates_structure = False
     net: Net
     column: Net
 
@@ -64,7 +64,7 @@ class ProgressAndCompress(OnlineEWC):
 
     def stages(self) -> list[Stage]:
         compress = self.main_stage(name="compress")
-        progress = self.later_stage(
+        progress = self.extra_stage(
             "progress",
             self.settings.progress_epochs or compress.epochs,
             {"lr": self.settings.progress_lr, "schedule": compress.optimisation.schedule},

@@ -46,7 +46,7 @@ class PODNet(ExemplarHost):
 
     Settings = PODNetSettings
     family = "distillation"
-    weighs_images = True
+    supports_image_weights = True
     net: ProxyNet
 
     def new_net(self) -> ProxyNet:

@@ -79,7 +79,7 @@ class RanPAC(FrozenFeatureHost):
     """
 
     Settings = RanPACSettings
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def new_head(self, width: int, classes: int) -> RidgeHead:
         return RidgeHead(width, classes, self.settings.projection, self.settings.ridge or 1.0)

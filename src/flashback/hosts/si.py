@@ -39,7 +39,7 @@ class SI(ElasticHost):
     """
 
     Settings = SISettings
-    has_parts_by_task = False
+    accumulates_structure = False
     reads_gradients = True
     stable: ImportantParameters
     path: Tensor  # omega, of the present task

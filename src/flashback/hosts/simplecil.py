@@ -35,7 +35,7 @@ class PrototypeHead(StatisticsHead):
 class SimpleCIL(FrozenFeatureHost):
     """Predicts the class whose mean feature has the smallest angle; the backbone is frozen, so nothing is trained."""
 
-    has_parts_by_task = False
+    accumulates_structure = False
 
     def new_head(self, width: int, classes: int) -> PrototypeHead:
         return PrototypeHead(width, classes)

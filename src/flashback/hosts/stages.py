@@ -74,13 +74,13 @@ class Optimisation:
         return self.lr
 
 
-def nothing(*_: Any) -> None:
-    """Do nothing: the default of a stage's hooks."""
+def no_op(*_: Any) -> None:
+    """Do nothing. The default of a stage's hooks."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training. `Host.main_stage` and `Host.later_stage` make them.
+    """One stretch of training. `Host.main_stage` and `Host.extra_stage` make them.
 
     All randomness of a stage comes from (seed, task, key); that of `allocate` and `begin` from `setup_key`.
 
@@ -114,14 +114,14 @@ class Stage:
     optimisation: Optimisation
     forward: Callable[[Batch], Step]
     losses: Callable[[Step], Mapping[str, Tensor]]
-    before_update: Callable[[Any], None] = nothing
-    after_step: Callable[[Any], None] = nothing
-    allocate: Callable[[], None] = nothing
-    begin: Callable[[], None] = nothing
-    end: Callable[[], None] = nothing
-    before_epoch: Callable[[int], None] = nothing
-    after_epoch: Callable[[int], None] = nothing
-    variant: Callable[[], object] = nothing
+    before_update: Callable[[Any], None] = no_op
+    after_step: Callable[[Any], None] = no_op
+    allocate: Callable[[], None] = no_op
+    begin: Callable[[], None] = no_op
+    end: Callable[[], None] = no_op
+    before_epoch: Callable[[int], None] = no_op
+    after_epoch: Callable[[int], None] = no_op
+    variant: Callable[[], object] = no_op
     main: bool = False
     key: str = ""
     setup_key: str = ""

@@ -32,8 +32,8 @@ class WeightAligning(ExemplarHost):
 
     Settings = WASettings
     family = "distillation"
-    weighs_images = True
-    has_parts_by_task = False
+    supports_image_weights = True
+    accumulates_structure = False
 
     def can_revisit(self) -> bool:
         return True

@@ -214,7 +214,7 @@ class Support:
         samples: "all" samples of the batch, or only those from the "memory".
         weight: The factor of the distance in the loss.
         images: The weight of each image of the batch, [B], by which a distance multiplies before it takes the mean over
-            all images; None: 1 for all. Only a host that says `weighs_images` is asked for it.
+            all images; None: 1 for all. Only a host that says `supports_image_weights` is asked for it.
     """
 
     columns: slice = field(default_factory=lambda: slice(None))

@@ -257,7 +257,7 @@ class Trainer:
         self.history = History(**state.values["history"])
         begun = self.position.stage + self.position.begun  # stages of the present task; if none, it has no columns yet
         tasks = self.benchmark.tasks[: self.position.task + (begun > 0)]
-        if not self.host.has_parts_by_task:
+        if not self.host.accumulates_structure:
             tasks = tasks[:1] + tasks[1:][-1:]
         for task in tasks:
             self.method.enter(task)

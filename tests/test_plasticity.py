@@ -1,4 +1,4 @@
-"""Forms of flashback: what the plasticity loss compares, and on which images each teacher acts."""
+"""The plasticity loss: what it compares, and on which images each teacher acts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from flashback.knowledge import ModelKnowledge, ReplayedTargets, Support, cached
 from helpers import forgetting, quick_flashback, quick_host, small_settings, tiny_benchmark
 from test_plugin import batch_of, in_phase_2
 
-WEIGHING = [name for name in HOSTS if HOSTS[name].weighs_images and HOSTS[name].__module__.startswith("flashback.")]
+WEIGHING = [
+    name for name in HOSTS if HOSTS[name].supports_image_weights and HOSTS[name].__module__.startswith("flashback.")
+]
 
 
 def terms_of(method: Flashback, phase_2: Stage) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
@@ -135,7 +137,7 @@ def test_targets_keep_only_the_primary_model_was_expert(name: str, support: str,
     with torch.no_grad():  # some right, some wrong: the logits of another network
         for parameter in host.net.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-    method.form.fill(plastic)
+    method.plasticity_loss.fill(plastic)
     if name == "icarl":
         assert isinstance(host.stable, ModelKnowledge)
         stable = host.stable(host.views.plain(host.memory.images[:filled])).logits
@@ -153,13 +155,13 @@ def test_targets_keep_only_the_primary_model_was_expert(name: str, support: str,
     columns = method.support().columns
     errors = (output.logits[stored][:, columns] - plastic.targets[slots[stored]][:, columns]).square().mean(dim=1)
     expected = (errors * counted[slots[stored]]).sum() / int(stored.sum())
-    torch.testing.assert_close(method.form.plasticity(step, plastic), expected)
+    torch.testing.assert_close(method.plasticity_loss(step, plastic), expected)
 
 
 def test_stored_features_have_no_logits_to_compare_with() -> None:
     host = quick_host("der", **small_settings("der"), host__targets="embeddings")
     Flashback(host, where="correct")
-    with pytest.raises(FlashbackError, match="compares with the logits of the stable model, and der keeps none"):
+    with pytest.raises(FlashbackError, match="compares with the logits of the stable model, which der does not keep"):
         Flashback(host, where="better")
 
 
@@ -198,7 +200,7 @@ def test_features_of_stored_images_are_held_near_those_of_the_primary_model(name
     with torch.no_grad():  # another primary model
         for parameter in host.net.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-    method.form.fill(plastic)
+    method.plasticity_loss.fill(plastic)
     primary = host.embed(host.memory.images[: host.memory.filled], lambda output: output.features)
     host.load_state_dict({**host.state_dict(), **{k: t / 2 for k, t in host.net.state_dict(prefix="net.").items()}})
     step = phase_2.forward(batch_of(host, phase_2))
@@ -206,7 +208,7 @@ def test_features_of_stored_images_are_held_near_those_of_the_primary_model(name
     stored = slots >= 0
     expected = one_minus_cos(output.features[stored], primary[slots[stored]]).mean()
     assert float(expected.detach()) > 1e-6
-    torch.testing.assert_close(method.form.plasticity(step, plastic), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(method.plasticity_loss(step, plastic), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_hosts_that_cannot_be_anchored_in_features() -> None:
@@ -294,7 +296,7 @@ def test_hosts_without_a_teacher_have_no_statistics_to_choose() -> None:
         if name in taking:
             quick_host(name, **settings)
         elif HOSTS[name].__module__.startswith("flashback."):
-            with pytest.raises(FlashbackError, match=re.escape(f"copy of its network, and {name} keeps none")):
+            with pytest.raises(FlashbackError, match=re.escape(f"copy of its network, which {name} does not")):
                 quick_host(name, **settings)
 
 
@@ -392,7 +394,11 @@ def test_answers_are_kept_for_one_step_and_one_tensor() -> None:
         ("der++", {"images": "new"}, r"in der\+\+ plasticity acts on stored images alone"),
         ("replay", {"images": "divided"}, "in replay plasticity acts on stored images alone"),
         ("icarl", {"images": "new", "support": "memory"}, "with flashback.support=memory plasticity acts on stored"),
-        ("beef", {"images": "divided"}, "images=divided weighs the loss term 'stability', and beef has none .*=new$"),
+        (
+            "beef",
+            {"images": "divided"},
+            "images=divided scales the loss term 'stability', which beef does not have; .*=new$",
+        ),
         ("oewc", {"where": "correct"}, "a logit for each class, and that of oewc does not"),
         ("foster", {"where": "correct"}, "a logit for each class, and that of foster does not"),
         ("beef", {"where": "correct", "support": "memory"}, "a logit for each class, and that of beef does not"),
@@ -402,14 +408,22 @@ def test_answers_are_kept_for_one_step_and_one_tensor() -> None:
             "flashback.merge needs plastic knowledge that is a copy .* oewc keeps other .*; leave it",
         ),
         ("icarl", {"merge": 0.5, "support": "memory"}, "flashback.merge needs .* with flashback.support=memory it is"),
-        ("icarl-aanets", {"merge": 0.5}, "a host with one backbone, and icarl-aanets makes several"),
+        ("icarl-aanets", {"merge": 0.5}, "a host with one backbone, and icarl-aanets builds several"),
         ("foster", {"distance": "features"}, "keeps a copy of its network or trains a single one; foster does neither"),
         ("oewc", {"distance": "logits"}, "distance=logits needs .* a copy of the whole network, and oewc keeps other"),
         ("der++", {"distance": "logits"}, "distance=logits needs .* a copy of the whole network"),
         ("foster", {"distance": "logits"}, "distance=logits needs .* a copy of the whole network"),
         ("icarl", {"distance": "logits", "support": "memory"}, "with flashback.support=memory it is targets"),
-        ("oewc", {"distance": "features", "where": "better"}, "the logits of the stable model, and oewc keeps none"),
-        ("replay", {"where": "better"}, "logits of the stable model, and replay keeps none; use flashback.where=corr"),
+        (
+            "oewc",
+            {"distance": "features", "where": "better"},
+            "the logits of the stable model, which oewc does not keep",
+        ),
+        (
+            "replay",
+            {"where": "better"},
+            "logits of the stable model, which replay does not keep; use flashback.where=corr",
+        ),
     ],
 )
 def test_forms_are_refused_before_any_training(name: str, changes: dict[str, Any], sentence: str) -> None:
@@ -431,7 +445,7 @@ def test_a_distance_is_not_trusted_to_weigh_images_unless_its_class_says_so() ->
         HOSTS.register("other")(OtherDistance)
         HOSTS.register("same")(SameDistance)
         Flashback(quick_host("same", **small_settings("same")), images="new")
-        with pytest.raises(FlashbackError, match="a distance that weighs images, and that of other does not"):
+        with pytest.raises(FlashbackError, match="a distance that applies image weights, and that of other does not"):
             Flashback(quick_host("other", **small_settings("other")), images="new")
 
 
@@ -443,5 +457,5 @@ def test_images_cannot_be_divided_where_no_loss_has_the_name() -> None:
     with forgetting(HOSTS):
         HOSTS.register("unnamed")(Unnamed)
         method = quick_flashback("unnamed", **small_settings("unnamed"), flashback__images="divided")
-        with pytest.raises(FlashbackError, match="'stability', and unnamed has none of this name; use"):
+        with pytest.raises(FlashbackError, match="'stability', which unnamed does not have; use"):
             train(method)

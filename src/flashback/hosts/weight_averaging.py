@@ -1,4 +1,4 @@
-"""Endings: finish the main stage on averaged or merged weights (`training.average` and `training.merge`)."""
+"""Weight averaging: end the main stage on averaged or merged weights (`training.average` and `training.merge`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from flashback.hosts.base import Host
 
 
-class Ending(nn.Module):
-    """Copies of the weights that a stage trains: as they were when it began, and averaged over its steps.
+class WeightCopies(nn.Module):
+    """Copies of the weights that a stage trains: from when it began, and averaged over its steps.
 
-    They are part of the host's state, so a resumed run and a flashback restore them.
+    They are part of the host's state, so resumed runs and flashbacks restore them.
 
     Args:
         weights: The weights that the stage trains.
@@ -59,7 +59,7 @@ class Ending(nn.Module):
 
     @torch.no_grad()
     def merge(self, share: float, host: Host) -> None:
-        """Move what all tasks share, and the rows of earlier classes in the head, back to where the stage began.
+        """Move the modules that all tasks share, and the head rows of earlier classes, towards where the stage began.
 
         Args:
             share: The share of the first weights in the result.
@@ -82,14 +82,14 @@ def blank_copies(weights: Sequence[nn.Parameter]) -> nn.ParameterList:
 def newest_share(steps: Tensor, decay: float) -> Tensor:
     """Return the share of the newest weights in a running average: 1 - decay, but 1 / steps in the first steps.
 
-    So a short stage ends on the plain mean of its steps, and not near the weights it began with. The step count is a
+    So a short stage ends on the plain mean of its steps and not near its initial weights. The step count is a
     tensor, so that a captured step reads the current value.
     """
     return steps.reciprocal().clamp(min=1 - decay)
 
 
-def with_ending(host: Host, stage: Stage) -> Stage:
-    """Return the main stage with the ending that the settings ask for; by default the stage itself."""
+def with_weight_averaging(host: Host, stage: Stage) -> Stage:
+    """Return the main stage with the averaging and merging that the settings choose; by default the stage itself."""
     decay, share = host.config.training.average, host.config.training.merge
     share = share if host.task.index > 0 else None
     if not stage.main or (decay is None and share is None):
@@ -97,36 +97,36 @@ def with_ending(host: Host, stage: Stage) -> Stage:
 
     def allocate() -> None:
         stage.allocate()
-        host.ending = Ending(stage.parameters(), keep_first=share is not None, keep_mean=decay is not None)
+        host.ending = WeightCopies(stage.parameters(), keep_first=share is not None, keep_mean=decay is not None)
 
     def begin() -> None:
         stage.begin()
-        ending_of(host).begin()
+        copies_of(host).begin()
 
     def after_step(step: Any) -> None:
         stage.after_step(step)
         if decay is not None:
-            ending_of(host).add_step(decay)
+            copies_of(host).add_step(decay)
 
     def end() -> None:
-        ending_of(host).take_mean()
+        copies_of(host).take_mean()
         if share is not None:
-            ending_of(host).merge(share, host)
+            copies_of(host).merge(share, host)
         reestimate_batchnorm(host, stage)
         stage.end()
 
     return replace(stage, allocate=allocate, begin=begin, after_step=after_step, end=end)
 
 
-def ending_of(host: Host) -> Ending:
+def copies_of(host: Host) -> WeightCopies:
     assert host.ending is not None, "allocate makes it"
     return host.ending
 
 
 def reestimate_batchnorm(host: Host, stage: Stage) -> None:
-    """Measure the batch-norm statistics anew, as the mean over one more pass through the images, without updates.
+    """Recompute the batch-norm statistics as the mean over one more pass through the images, without updates.
 
-    The passes are those of training, with its views and its draws from a memory. Frozen statistics stay.
+    The pass is that of training, with its views and its draws from a memory. Frozen statistics do not change.
     """
     norms = [norm for norm in host.net.modules() if isinstance(norm, _BatchNorm) and norm.training]
     momenta = [norm.momentum for norm in norms]

@@ -1,4 +1,4 @@
-"""Forms of flashback: what the plasticity loss compares, and on which images each teacher acts."""
+"""The plasticity loss: what it compares, and on which images each teacher acts, as the settings of flashback choose."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -9,28 +9,26 @@ from torch import Tensor
 from flashback.batches import NOT_STORED
 from flashback.config import FlashbackConfig
 from flashback.errors import require
-from flashback.hosts.base import DEFINE_DISTANCE, Host
-from flashback.hosts.endings import reestimate_batchnorm
+from flashback.hosts.base import Host, no_distance_message, no_stability_message
 from flashback.hosts.prediction import directions, logits_of
 from flashback.hosts.replay import StoredTargets
-from flashback.hosts.stages import Stage
 from flashback.knowledge import Knowledge, ModelKnowledge, ReplayedTargets, Support, cosine_distance, squared_error
 from flashback.nets import Net, Output
 
-# Settings that weigh the stability loss, each with what to do where there is none.
+# Settings that scale the stability loss, each with what to do if a host has no such loss.
 DIVIDED = "flashback.images=divided", "use flashback.images=new"
 PHASE_1_WEIGHT = "flashback.phase1_stability", "leave it at 1"
 
 
-class Form:
-    """The losses towards plastic knowledge of one host, as the settings of flashback choose them.
+class PlasticityLoss:
+    """The loss towards the plastic knowledge of one host, as the settings of flashback choose it.
 
     Args:
         host: The host.
         settings: Settings of flashback.
 
     Raises:
-        FlashbackError: The host cannot have this form.
+        FlashbackError: The host does not support these settings.
     """
 
     def __init__(self, host: Host, settings: FlashbackConfig) -> None:
@@ -41,29 +39,29 @@ class Form:
     # ------------------------------------------------------------ knowledge
 
     def support(self) -> Support:
-        """Return where the plasticity distance acts: as the host declares, on all seen columns, or on the memory."""
+        """Return where the plasticity distance acts: as the host declares, on all seen columns, or on stored images."""
         support = self.plastic_distance.support()
         if self.settings.support == "host":
             return support
         samples = "memory" if self.settings.support == "memory" else support.samples
-        acts_on_all = support.columns == slice(None)  # and stays so
-        columns = support.columns if acts_on_all else self.host.task.seen
+        uses_all_columns = support.columns == slice(None)  # then it continues to use all
+        columns = support.columns if uses_all_columns else self.host.task.seen
         return replace(support, columns=columns, samples=samples)
 
     def blank(self) -> Knowledge:
-        """Make blank plastic knowledge."""
+        """Make plastic knowledge without content."""
         knowledge = self.plastic_distance.blank(self.support())
         require(self.settings.teacher == "primary" or isinstance(knowledge, ModelKnowledge), self.no_copy_message())
         return knowledge
 
     def fill(self, plastic: Knowledge) -> None:
-        """Fill it from the primary model."""
+        """Fill plastic knowledge from the primary model."""
         self.plastic_distance.fill(plastic)
         if self.settings.where != "all" and isinstance(plastic, ReplayedTargets):
             self.mark_targets(plastic)
 
     def mark_targets(self, plastic: ReplayedTargets) -> None:
-        """Keep only the targets that `flashback.where` accepts; the host is the primary model now."""
+        """Keep only the targets that `flashback.where` accepts, while the host is the primary model."""
         host, memory = self.host, self.host.memory
         assert memory is not None
         stored, labels = memory.images[: memory.filled], memory.labels[: memory.filled]
@@ -76,57 +74,41 @@ class Form:
 
     # ------------------------------------------------------------ losses
 
-    def plasticity(self, step: Any, plastic: Knowledge) -> Tensor:
+    def __call__(self, step: Any, plastic: Knowledge) -> Tensor:
         """Compute Lp, without alpha_p."""
         support = replace(self.support(), images=self.image_mask(step, plastic))
         return self.plastic_distance.distance(step, plastic, support)
 
     def stability_on_exemplars(self, step: Any) -> Tensor:
-        """Compute Ls on the stored images alone, for `flashback.images=divided`."""
+        """Compute Ls on the stored images only, for `flashback.images=divided`."""
         exemplars = (step.batch.slots != NOT_STORED).float()
         support = replace(self.host.stability_support(), images=exemplars)
         return self.host.config.training.stability * self.host.weighted_distance(step, self.host.stable, support)
 
     def image_mask(self, step: Any, plastic: Any) -> Tensor | None:
-        """Mark the images of the batch that count in Lp, 1 or 0; None: all."""
-        batch, chosen = step.batch, []
+        """Return 1 for each image of the batch that counts in Lp and 0 for the others; None: all count."""
+        batch, masks = step.batch, []
         if self.settings.images != "all":
-            chosen.append(batch.slots == NOT_STORED)
+            masks.append(batch.slots == NOT_STORED)
         if self.settings.where != "all" and isinstance(plastic, ModelKnowledge):
             stable: Any = self.host.stable
-            known = stable(batch.x).logits if self.settings.where == "better" else None
-            chosen.append(self.is_expert(plastic(batch.x).logits, known, batch.y))
-        return torch.stack(chosen).all(dim=0).float() if chosen else None
+            stable_logits = stable(batch.x).logits if self.settings.where == "better" else None
+            masks.append(self.is_expert(plastic(batch.x).logits, stable_logits, batch.y))
+        return torch.stack(masks).all(dim=0).float() if masks else None
 
     def is_expert(self, plastic: Tensor, stable: Tensor | None, labels: Tensor) -> Tensor:
-        """Mark the images on which plastic logits count: see the setting `where`; all over the classes seen."""
+        """Mark the images on which plastic logits count, as `flashback.where` says; compare over the classes seen."""
         seen = self.host.task.seen
         if stable is None:
             return plastic[:, seen].argmax(dim=1) == labels
         return true_log_probability(plastic[:, seen], labels) > true_log_probability(stable[:, seen], labels)
 
-    # ------------------------------------------------------------ the end of a task
-
-    @torch.no_grad()
-    def merge(self, plastic: Any, stage: Stage) -> None:
-        """Move the trained weights towards the primary ones by the share `merge`, and measure batch norm anew.
-
-        Args:
-            plastic: A copy of the primary network.
-            stage: The main stage, whose images the batch-norm statistics are measured on.
-        """
-        primary = dict(plastic.model.module.named_parameters())
-        for name, weight in self.host.net.named_parameters():
-            if weight.requires_grad:
-                weight.lerp_(primary[name], self.settings.merge)
-        reestimate_batchnorm(self.host, stage)
-
     # ------------------------------------------------------------ checks
 
     def check(self) -> None:
-        """Refuse what this host cannot have, before any training."""
+        """Refuse settings that the host does not support, before any training."""
         settings, host = self.settings, self.host
-        require(self.has_distance or host.memory is not None, self.no_distance_message())
+        require(self.has_distance or host.memory is not None, no_distance_message(self.name))
         require(
             settings.distance != "features" or host.copies_network() or host.has_one_backbone,
             f"flashback.distance=features needs a host that keeps a copy of its network or trains a single one; "
@@ -148,7 +130,7 @@ class Form:
         )
         if settings.merge:
             self.check_merge()
-        require(host.has_stability or settings.phase1_stability == 1, self.no_stability_message(PHASE_1_WEIGHT))
+        require(host.has_stability or settings.phase1_stability == 1, no_stability_message(self.name, *PHASE_1_WEIGHT))
         if settings.images != "all":
             self.check_images()
         if settings.where != "all":
@@ -158,7 +140,7 @@ class Form:
         require(self.plastic_copies_network, self.no_copy_message("flashback.merge", "leave it out"))
         require(
             self.host.has_one_backbone,
-            f"flashback.merge needs a host with one backbone, and {self.name} makes several; leave it out",
+            f"flashback.merge needs a host with one backbone, and {self.name} builds several; leave it out",
         )
         require(
             self.host.config.training.average is None,
@@ -172,12 +154,12 @@ class Form:
             f"{setting} needs a host that trains on new and stored images; {self.name} has no memory, leave it out",
         )
         where = "with flashback.support=memory" if self.settings.support == "memory" else f"in {self.name}"
-        require(not self.on_memory, f"{setting} has nothing to choose: {where} plasticity acts on stored images alone")
+        require(not self.on_memory, f"{setting} has no effect: {where} plasticity acts on stored images alone")
         require(
-            self.weighs_images and (self.host.weighs_images or self.settings.images != "divided"),
+            self.supports_image_weights and (self.host.supports_image_weights or self.settings.images != "divided"),
             self.no_weights_message(setting),
         )
-        require(self.host.has_stability or self.settings.images != "divided", self.no_stability_message(DIVIDED))
+        require(self.host.has_stability or self.settings.images != "divided", no_stability_message(self.name, *DIVIDED))
 
     def check_where(self) -> None:
         setting, host = f"flashback.where={self.settings.where}", self.host
@@ -186,28 +168,28 @@ class Form:
             f"{setting} needs plastic knowledge that gives each image a logit for each class, and that of {self.name} "
             "does not; leave it out",
         )
-        require(self.on_memory or self.weighs_images, self.no_weights_message(setting))
-        output = Output(torch.ones(1, 1), torch.ones(1, 1))  # does the host store logits, or another part of it?
+        require(self.on_memory or self.supports_image_weights, self.no_weights_message(setting))
+        output = Output(torch.ones(1, 1), torch.ones(1, 1))  # to see whether the host stores its logits
         stores_logits = isinstance(host.stable, StoredTargets) and host.response(output) is output.logits
         require(
             self.settings.where != "better" or self.host.copies_network() or stores_logits,
-            f"{setting} compares with the logits of the stable model, and {self.name} keeps none; use "
+            f"{setting} compares with the logits of the stable model, which {self.name} does not keep; use "
             "flashback.where=correct",
         )
 
     def check_task(self) -> None:
-        """Refuse a host without a distance whose plasticity does not act on the memory."""
-        require(self.has_distance or self.support().samples == "memory", self.no_distance_message())
+        """Refuse a host without a distance whose plasticity does not act on stored images."""
+        require(self.has_distance or self.support().samples == "memory", no_distance_message(self.name))
 
     @property
     def has_distance(self) -> bool:
-        """Whether there is a distance to plastic knowledge; a support on the memory alone does without."""
+        """Whether there is a distance to plastic knowledge; `Host.replay_distance`, for stored images, needs none."""
         return type(self.host).distance is not Host.distance or self.settings.distance != "host"
 
     @property
-    def weighs_images(self) -> bool:
-        """Whether the plasticity loss can weigh the images of a batch."""
-        return self.host.weighs_images or self.settings.distance != "host"
+    def supports_image_weights(self) -> bool:
+        """Whether the plasticity loss can weight the images of a batch."""
+        return self.host.supports_image_weights or self.settings.distance != "host"
 
     @property
     def on_memory(self) -> bool:
@@ -221,28 +203,21 @@ class Form:
 
     def no_weights_message(self, setting: str) -> str:
         return (
-            f"{setting} needs a distance that weighs images, and that of {self.name} does not; leave it out, or see "
-            "weighs_images in docs/your-own-host.md"
+            f"{setting} needs a distance that applies image weights, and that of {self.name} does not; leave it out, "
+            "or see supports_image_weights in docs/your-own-host.md"
         )
-
-    def no_distance_message(self) -> str:
-        return f"flashback needs a distance, and {self.name} has none; {DEFINE_DISTANCE}"
-
-    def no_stability_message(self, case: tuple[str, str]) -> str:
-        setting, advice = case
-        return f"{setting} weighs the loss term 'stability', and {self.name} has none of this name; {advice}"
 
     def no_copy_message(
         self, setting: str = "flashback.teacher=running", advice: str = "use flashback.teacher=primary"
     ) -> str:
-        kept = f"{self.name} keeps other plastic knowledge"
+        reason = f"{self.name} keeps other plastic knowledge"
         if self.settings.support == "memory":
-            kept = "with flashback.support=memory it is targets for the memory"
-        return f"{setting} needs plastic knowledge that is a copy of the whole network, and {kept}; {advice}"
+            reason = "with flashback.support=memory it is targets for stored images"
+        return f"{setting} needs plastic knowledge that is a copy of the whole network, and {reason}; {advice}"
 
 
 class HostDistance:
-    """What Lp compares by default: the host's own distance, to knowledge of its own kind."""
+    """The default of Lp: the distance that the host defines, to its own kind of knowledge."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -252,12 +227,12 @@ class HostDistance:
         return self.host.plasticity_support()
 
     def blank(self, support: Support) -> Knowledge:
-        """Make a blank knowledge base."""
-        return self.host.blank_for(support)
+        """Make a knowledge base without content."""
+        return self.host.blank_knowledge_for(support)
 
     def fill(self, knowledge: Any) -> None:
-        """Fill it from the present model."""
-        self.host.extract(knowledge)
+        """Fill it from the current model."""
+        self.host.fill_for_support(knowledge)
 
     def distance(self, step: Any, knowledge: Any, support: Support) -> Tensor:
         """Compute the weighted distance."""
@@ -275,7 +250,7 @@ class FeatureDistance(HostDistance):
 
     def blank(self, support: Support) -> Knowledge:
         if support.samples == "all" or self.host.memory is None:
-            return self.host.blank_copy()
+            return self.host.blank_teacher()
         return ReplayedTargets(self.host.memory, cast(Net, self.host.net).feature_width)
 
     def fill(self, knowledge: Any) -> None:

@@ -171,8 +171,8 @@ def test_with_flashback_they_act_on_phase_2() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("foster", {"training__merge": 0.3}, "need a host with one backbone, and foster makes several"),
-        ("afec", {"training__average": 0.9}, "need a host with one backbone, and afec makes several"),
+        ("foster", {"training__merge": 0.3}, "need a host with one backbone, and foster builds several"),
+        ("afec", {"training__average": 0.9}, "need a host with one backbone, and afec builds several"),
         ("joint", {"training__merge": 0.3}, "joint learns all tasks at once; leave it out"),
         ("simplecil", {"training__average": 0.9}, "do nothing with simplecil, which trains no weights"),
     ],
