@@ -63,8 +63,16 @@ class Backbone(nn.Module):
     frozen_norms: frozenset[str] = frozenset()  # norm layers whose running statistics are frozen too
 
     def __call__(self, x: Tensor) -> Any:
-        """Run images through the network; the ranks of a run on several devices share them out."""
+        """Run images through the network; on several devices each rank runs a part of them."""
         return split_pass(super().__call__, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute features [B, width]; by default the spatial mean of the last of `stage_maps`.
+
+        Args:
+            x: Normalised images, [B, C, H, W].
+        """
+        return self.stage_maps(x)[-1].mean((2, 3))
 
     def keep_frozen(self) -> Self:
         """Remember which parameters are frozen now, so that `set_trainable` never unfreezes them."""

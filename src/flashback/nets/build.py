@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flashback.errors import FlashbackError, import_extra, require, shorten, unknown
-from flashback.nets.base import NETS, Backbone, Shape, evaluating
+from flashback.nets.base import NETS, Backbone, Shape, evaluating, gives_maps
 from flashback.nets.weights import cached_weights, read_weights
 
 
@@ -59,6 +59,10 @@ def check_backbone(backbone: object, name: str, image_shape: Shape) -> None:
         raise FlashbackError(
             f"the net '{name}' is a {type(backbone).__name__}; let its class inherit from flashback.Backbone"
         )
+    require(
+        type(backbone).forward is not Backbone.forward or gives_maps(backbone),
+        f"the net '{name}' does not define forward(x); add this method, which returns features, to its class",
+    )
     width = getattr(backbone, "width", None)
     if type(width) is not int or width < 1:
         raise FlashbackError(f"the net '{name}' has width {width!r}; set `width` to its number of features, 1 or more")
@@ -68,7 +72,7 @@ def check_backbone(backbone: object, name: str, image_shape: Shape) -> None:
 
 
 def _shape_of_features(module: nn.Module, image_shape: Shape) -> list[int] | str:
-    """The shape of what a module returns for two blank images, or the name of its type if it is no tensor."""
+    """The shape of what a module returns for two blank images, or the name of its type if it is not a tensor."""
     device = next((parameter.device for parameter in module.parameters()), None)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), evaluating(module):
         features = module(torch.zeros(2, *image_shape, device=device))

@@ -86,9 +86,6 @@ class AggregatedBackbone(Backbone):
         self.register_buffer("mix", torch.full((len(self.pairs),), 0.5))
         self.keep_frozen()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.stage_maps(x)[-1].mean((2, 3))
-
     def stage_maps(self, x: Tensor) -> list[Tensor]:
         maps: list[Tensor] = []
         for (stable, plastic), share in zip(self.pairs, self.mix.unbind(), strict=True):

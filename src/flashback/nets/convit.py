@@ -40,9 +40,6 @@ class ConViT(Backbone):
         rates = [DROP_PATH * block / depth for block in range(depth)]
         self.blocks = nn.Sequential(*(GatedBlock(width, grid, rate) for rate in rates))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.stage_maps(x)[-1].mean((2, 3))
-
     def levels(self) -> list[nn.Module]:
         return [self.patches, *self.blocks]
 

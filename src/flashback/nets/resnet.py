@@ -72,9 +72,6 @@ class ResNet(Backbone):
         if signed:
             self._last_blocks()[-1].last = nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.stage_maps(x)[-1].mean((2, 3))
-
     def stage_maps(self, x: Tensor) -> list[Tensor]:
         maps = [self.stem(x)]
         for stage in self.stages:

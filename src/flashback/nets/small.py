@@ -24,9 +24,6 @@ class SmallCNN(Backbone):
             conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
             self.layers.extend([conv, BatchNorm2d(outputs), nn.ReLU()])
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.stage_maps(x)[-1].mean((2, 3))
-
     def stage_maps(self, x: Tensor) -> list[Tensor]:
         maps: list[Tensor] = []
         for layer in self.layers:

@@ -3,9 +3,9 @@
 All ranks hold the same batch. In a pass, rank r of n runs images r, r + n, r + 2n, ... and then all ranks get the
 features of all images. So what a host computes from features is the same on every rank, and is that of one device.
 
-One factor makes the gradients correct. On every rank the loss L is that of the whole batch. A parameter affects it in
-two ways: through the features of each image, and directly, as in a head or in a penalty. A rank has the whole direct part,
-but only the features of its images. The backward pass of `AllGather` multiplies their gradients by n. So the mean over
+One factor makes the gradients correct. On every rank the loss L is that of the whole batch. A parameter affects it
+through the features of each image, and directly, as in a head or in a penalty. A rank has the whole direct part, but
+only the features of its images. The backward pass of `AllGather` multiplies their gradients by n. So the mean over
 ranks, which `flashback.ranks.average` computes once in a step, is
 
     1/n sum_r (n dL/dtheta through the images of r + dL/dtheta directly) = dL/dtheta.
