@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from flashback.config import BelowOne, Count, Positive
 from flashback.hosts.base import HOSTS
@@ -11,7 +11,7 @@ from flashback.hosts.foster import Compression
 from flashback.hosts.prediction import Classifier
 from flashback.hosts.stages import Stage, no_op
 from flashback.nets import Backbone, LinearHead
-from flashback.nets.growing import Concatenation, pad_classes
+from flashback.nets.growing import Concatenation
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,4 @@ class BeefCompress(Beef):
         return self.compression.student or self.expanded()
 
     def classifiers(self) -> dict[str, Classifier]:
-        def teacher(x: Tensor) -> Tensor:
-            return pad_classes(self.expanded()(x).logits, self.columns)
-
-        return {"student": self.scores, "teacher": teacher}
+        return self.compression.classifiers(self)

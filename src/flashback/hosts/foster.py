@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,15 @@ from flashback.knowledge import ModelKnowledge, ModuleKnowledge, Support, soft_c
 from flashback.nets import Backbone, LinearHead, Output, evaluating
 from flashback.nets.growing import Boosted, BoostedOutput, ComposedNet, GrowingNet, pad_classes
 
+if TYPE_CHECKING:
+    from flashback.hosts.beef_compress import BeefCompress
+
 
 @dataclass(frozen=True)
 class FosterSettings(ExemplarSettings):
     normalise: bool = True  # herd unit-length features
-    # Strength of the logits alignment; a list has one value per task from the second on, and its last value also
-    # serves all later tasks.
+    # beta of the logits alignment, in [0, 1). A list has one value per task, starting with the second task; later
+    # tasks use its last value.
     beta1: float | tuple[float, ...] = 0.96
     distillation: NotNegative = 1.0  # weight of the distillation from the old network
     temperature: Positive = 2.0  # of both distillations
@@ -165,10 +168,7 @@ class Foster(BoostingHost):
         return self.compression.student or self.expanded()
 
     def classifiers(self) -> dict[str, Classifier]:
-        def teacher(x: Tensor) -> Tensor:
-            return pad_classes(self.expanded()(x).logits, self.columns)
-
-        return {"student": self.scores, "teacher": teacher}
+        return self.compression.classifiers(self)
 
 
 class OldNet(ModelKnowledge):
@@ -205,10 +205,18 @@ class Compression(nn.Module):
         super().__init__()
         self.student: GrowingNet | None = None
 
-    def stage(self, host: Any) -> Stage:
-        """Make the stage of an exemplar host. It has no weight decay, and herds features of the teacher at its end.
+    def classifiers(self, host: Foster | BeefCompress) -> dict[str, Classifier]:
+        """Return the student and the teacher as classifiers."""
 
-        `host.old_parts` gives the module and head that the student starts from, `host.expanded` the teacher.
+        def teacher(x: Tensor) -> Tensor:
+            return pad_classes(host.expanded()(x).logits, host.columns)
+
+        return {"student": host.scores, "teacher": teacher}
+
+    def stage(self, host: Foster | BeefCompress) -> Stage:
+        """Make the compression stage. It has no weight decay, and herds features of the teacher at its end.
+
+        `host.old_parts` returns the module and head that the student starts from, `host.expanded` the teacher.
         """
         settings = host.settings
 
@@ -228,7 +236,7 @@ class Compression(nn.Module):
             loss = balanced_distillation(step.output.logits, targets, self.weights, settings.temperature)
             return {"compression": loss}
 
-        stage: Stage = host.extra_stage(
+        return host.extra_stage(
             "compression",
             settings.compression_epochs,
             {"lr": settings.compression_lr, "weight_decay": 0.0},
@@ -239,7 +247,6 @@ class Compression(nn.Module):
             begin=begin,
             end=lambda: host.refill(host.expanded()),
         )
-        return stage
 
 
 def class_counts(host: ExemplarHost) -> Tensor:
