@@ -1,7 +1,7 @@
 """The memory: rows of images, labels and further fields, and quotas of classes.
 
 Fill it either as a reservoir, in each step, or by `append`, `write` and `keep` at the end of a task. Operations of a
-step have fixed shapes and never wait for the device.
+step have fixed shapes and never synchronise with the GPU.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,13 +67,13 @@ class Memory(nn.Module):
 
     @property
     def filled(self) -> int:
-        """The number of filled slots; waits for the device."""
+        """The number of filled slots; synchronises with the GPU."""
         filled = int(self.count)
         self._known = (self.count, self.count._version, filled)
         return filled
 
     def available(self, n: int) -> int:
-        """Return min(n, filled), the size of the largest draw; waits for the device only while n may exceed it.
+        """Return min(n, filled), the size of the largest draw; synchronises with the GPU only while n may exceed it.
 
         Args:
             n: The size of a full draw.

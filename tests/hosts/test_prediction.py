@@ -116,7 +116,7 @@ def test_classes_not_learned_yet_are_never_predicted() -> None:
 @pytest.mark.parametrize("task", [1, -1, "first", 1.0])
 def test_a_task_that_was_not_learned_is_refused(task: Any) -> None:
     host = quick_host("finetune", tiny_benchmark((2, 3)))
-    with pytest.raises(fb.FlashbackError, match=f"task {task} is none that this host has learned"):
+    with pytest.raises(fb.FlashbackError, match=f"this host has not learned task {task}"):
         host.predict(host.benchmark.tasks[0].test, task=task)
 
 

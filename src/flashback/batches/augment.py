@@ -1,7 +1,7 @@
 """Random augmentation of batches of images on their device, with separate parameters for each image.
 
 Images are uint8 [0, 255] or float [0, 1] tensors [B, C, H, W] with one or three channels, and keep their dtype. Shapes
-are fixed and nothing waits for the device, so that all of it can be captured in a CUDA graph.
+are fixed and nothing synchronises with the GPU, so all of it can be captured in a CUDA graph.
 """
 
 import math

@@ -12,7 +12,7 @@ from flashback.hosts.ewc import EWC, FisherSettings
 from flashback.hosts.stages import Step
 from flashback.nets.combined import ParallelBackbone, ParallelNet, ParallelOutput
 
-SHARPNESS = 100.0  # of the softmax over whom to learn from: nearly one learner alone
+SHARPNESS = 100.0  # of the softmax over the learners to learn from; it nearly selects a single one
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CAF(EWC):
     Two terms are added. Active forgetting, from the second task on, is lambda_af / 2 * sum a ||W||^2 over the tensors W
     of all learners, a being a softmax over the learners for each tensor. Co-learning is lambda_kld * sum g KL between
     the predictions of the learners, g being a softmax over those that a learner learns from. The inputs of both
-    softmaxes are trained, and drawn anew for each task.
+    softmaxes are trained, and drawn again for each task.
     """
 
     Settings = CAFSettings

@@ -32,15 +32,15 @@ IMAGES_UNFOLDED = 32  # at a time: the patches of a layer take far more memory t
 class ConnectorSettings(HostSettings):
     strength: NotNegative = 1.0  # weight of the distance between features, in the network that may change them
     null_ratio: Annotated[float, Rule("be at least 1", lambda value: value >= 1)] = 10.0
-    # a direction is free if its eigenvalue is at most so many times the smallest
-    norm_strength: NotNegative = 100.0  # weight of the penalty on parameters that have no inputs to project
-    share: Share | None = None  # beta, the share of the network that may change old features; None: 1 / t in task t
+    # a direction is free if its eigenvalue is at most this many times the smallest
+    norm_strength: NotNegative = 100.0  # weight of the penalty on unprojected parameters
+    share: Share | None = None  # beta, the share of the plain network in the average; None: 1 / t in task t
     project_epochs: Count | None = None  # None: as many as the other network has
 
 
 @HOSTS.register("connector")
 class LinearConnector(Host):
-    """Two networks learn a task from the same start, and the task ends on their weighted average.
+    """Two networks learn a task from the same initial weights, and the task ends on their weighted average.
 
     The plain one is trained with a penalty on the change of its features. The projected one may change the weights of
     a layer only where the inputs of earlier tasks had next to no energy. Other parameters of the backbone, such as
@@ -56,8 +56,8 @@ class LinearConnector(Host):
     def build(self) -> None:
         super().build()
         self.spaces = nn.ModuleList(NullSpace(layer.weight[0].numel()) for layer in projected_layers(self.net.backbone))
-        others = self.unprojected_parameters()
-        self.anchor = ImportantParameters(others) if others else None
+        unprojected = self.unprojected_parameters()
+        self.anchor = ImportantParameters(unprojected) if unprojected else None
         self.plain: ModelKnowledge | None = None
 
     def unprojected_parameters(self) -> list[nn.Parameter]:
@@ -112,7 +112,7 @@ class LinearConnector(Host):
         return Support()
 
     def after_step(self, step: Any) -> None:
-        """Keep the head rows of earlier tasks, which have no gradient, from weight decay."""
+        """Undo weight decay in the head rows of earlier tasks, which have no gradient."""
         if self.task.index > 0:
             for row, old in zip(self.net.head.parameters(), self.initial_net.head.parameters(), strict=True):
                 row[self.task.old].copy_(old[self.task.old])
@@ -137,13 +137,13 @@ class LinearConnector(Host):
 
     @torch.no_grad()
     def project(self, step: Any) -> None:
-        """Take out of the change since the start what lies outside the free directions.
+        """Project the change since the initial network onto the free directions.
 
-        All changes before this step lie inside, so this projects the last update, whatever optimiser made it.
+        Earlier changes already lie in them, so this projects the last update, whichever optimiser made it.
         """
         self.after_step(step)
-        layers, starts = projected_layers(self.net.backbone), projected_layers(self.initial_net.backbone)
-        for layer, old, space in zip(layers, starts, self.spaces, strict=True):
+        layers, initial_layers = projected_layers(self.net.backbone), projected_layers(self.initial_net.backbone)
+        for layer, old, space in zip(layers, initial_layers, self.spaces, strict=True):
             change = (layer.weight - old.weight).flatten(1) @ cast(NullSpace, space).projection
             layer.weight.copy_(old.weight + change.view_as(layer.weight))
 
@@ -158,7 +158,7 @@ class LinearConnector(Host):
                 tensor.lerp_(plain[name], beta)
         self.update_statistics()
 
-    # ------------------------------------------------------------ what is remembered of a task
+    # ------------------------------------------------------------ statistics of a task
 
     @torch.no_grad()
     def update_statistics(self) -> None:
@@ -169,12 +169,12 @@ class LinearConnector(Host):
         for space in self.spaces:
             cast(NullSpace, space).update(self.settings.null_ratio)
         if self.anchor is not None:
-            others = self.unprojected_parameters()
-            other_ids = {id(parameter) for parameter in others}
+            unprojected = self.unprojected_parameters()
+            unprojected_ids = {id(parameter) for parameter in unprojected}
             fisher = fisher_diagonal(self.net, train.x, train.y, views.plain, "empirical", self.task.new)
-            masks = [torch.full((p.numel(),), id(p) in other_ids, device=p.device) for p in trainable(self.net)]
+            masks = [torch.full((p.numel(),), id(p) in unprojected_ids, device=p.device) for p in trainable(self.net)]
             self.anchor.importance.add_(fisher[torch.cat(masks)])
-            self.anchor.values.copy_(torch.cat([parameter.flatten() for parameter in others]))
+            self.anchor.values.copy_(torch.cat([parameter.flatten() for parameter in unprojected]))
 
     @contextmanager
     def watching_inputs(self) -> Iterator[None]:

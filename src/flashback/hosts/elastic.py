@@ -1,6 +1,6 @@
-"""Parameter regularisation: a quadratic pull of every parameter towards its old value, by its importance.
+"""Parameter regularisation: a quadratic penalty pulls every parameter towards its old value, weighted by importance.
 
-The methods (EWC, SI, MAS and those built on them) differ in what importance is and in how many anchors they keep.
+The methods (EWC, SI, MAS and those built on them) differ in how they define importance and how many anchors they keep.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,13 @@ class ElasticSettings(HostSettings):
     # ce_all: cross-entropy over all columns. ce_current: over the columns of the task, like one head for each task.
     # bce_current: binary cross-entropy over the columns of the task.
     loss: Literal["ce_all", "ce_current", "bce_current"] = "ce_all"
-    # lambda. alpha_s of FL Eq. 14 is strength for ewc, afec and caf; 2 * strength for the others, without a factor 1/2.
+    # lambda, the weight of the penalty. ewc, afec and caf multiply it by 1/2, so alpha_s of FL Eq. 14 is strength;
+    # for the others alpha_s is 2 * strength.
     strength: NotNegative = 10.0
 
 
 class ElasticHost(Host):
-    """Pulls all parameters (convolutions, batch norm, classifier) towards an anchor, each by its importance.
+    """Pulls all parameters (convolutions, batch norm, classifier) towards an anchor, weighted by importance.
 
     The distance to an anchor {theta*, F} is sum F (theta - theta*)^2 (FL Eq. 17 and 22). By default there is one
     anchor: the last parameters, with an importance that is summed over the tasks. A method defines `importance` and
@@ -55,7 +56,7 @@ class ElasticHost(Host):
                 anchor.grow(shapes, self.anchored_parameters())
 
     def task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of the new task, as `host.loss` asks for it."""
+        """Compute the loss of the new task that `host.loss` names."""
         if self.settings.loss == "ce_all":
             return cross_entropy(logits, labels)
         new = self.task.new
@@ -64,15 +65,15 @@ class ElasticHost(Host):
         return soft_binary_cross_entropy(logits[:, new], one_hot(labels, new, logits.dtype))
 
     def softmax_columns(self) -> slice:
-        """Return the columns over which probabilities are taken, as for the Fisher information."""
+        """Return the columns of the softmax whose probabilities the Fisher information uses."""
         return self.task.new if self.settings.loss == "ce_current" else slice(None)
 
     def anchored_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters under the penalty: those trained in `net`, not other modules of the host."""
+        """Return the parameters under the penalty: those trained in `net`, without other modules of the host."""
         return trainable(self.net)
 
     def importance(self) -> Tensor:
-        """Compute the importance of every anchored parameter for the present task, as a flat vector."""
+        """Compute the importance of every anchored parameter for the current task, as a flat vector."""
         raise NotImplementedError
 
     def allocate(self) -> None:
@@ -85,11 +86,11 @@ class ElasticHost(Host):
         self.stable.values.copy_(flat(self.anchored_parameters()))
 
     def stability_support(self) -> Support:
-        """Weigh with strength, without the half of FL Eq. 17."""
+        """Weight `strength`. The factor 1/2 of FL Eq. 17 is left out."""
         return Support(weight=self.settings.strength)
 
     def plasticity_support(self) -> Support:
-        """Weight 1, without the half of FL Eq. 22."""
+        """Weight 1. The factor 1/2 of FL Eq. 22 is left out."""
         return Support()
 
     def blank_knowledge(self) -> ImportantParameters:
@@ -97,7 +98,7 @@ class ElasticHost(Host):
 
     @torch.no_grad()
     def fill_knowledge(self, knowledge: ImportantParameters) -> None:
-        """Store the present parameters and their importance for the present task alone.
+        """Store the current parameters and their importance for the current task alone.
 
         This is the plastic knowledge (FL Eq. 12), and an anchor of EWC.
         """

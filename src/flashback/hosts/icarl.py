@@ -41,10 +41,10 @@ class BinaryDistillation(Host):
 
         A BCE is a mean over images and columns, so L is the mean over all n targets of an image; Alg. 3 sums over them.
         """
-        labelled = self.labelled()
-        logits = step.output.logits[:, labelled]
-        labels = one_hot(step.batch.y, labelled, logits.dtype)  # all zero for exemplars, unless classes came again
-        weight = (labelled.stop - labelled.start) / self.target_count()
+        columns = self.label_columns()
+        logits = step.output.logits[:, columns]
+        labels = one_hot(step.batch.y, columns, logits.dtype)  # all zero for exemplars, unless known classes come again
+        weight = (columns.stop - columns.start) / self.target_count()
         terms = {"task": weight * soft_binary_cross_entropy(logits, labels)}
         if self.task.index > 0:
             terms["stability"] = self.stability(step)
@@ -59,21 +59,21 @@ class BinaryDistillation(Host):
         return Support(columns=self.task.old, weight=len(self.task.before) / self.target_count())
 
     def plasticity_support(self) -> Support:
-        """The seen columns that learn from labels, with weight 1: there the primary model is the expert."""
-        return Support(columns=slice(self.labelled().start, self.task.seen.stop))
+        """Use the seen columns that learn from labels, with weight 1: in these the primary model is the expert."""
+        return Support(columns=slice(self.label_columns().start, self.task.seen.stop))
 
-    def labelled(self) -> slice:
+    def label_columns(self) -> slice:
         """Return the columns that learn from labels: the new ones, or all if known classes come again.
 
-        With columns="all", classes still to come count as new.
+        With columns="all", future classes count as new.
         """
         end = self.columns if self.settings.columns == "all" else self.task.seen.stop
         return slice(0 if self.task.revisited else self.task.new.start, end)
 
     def target_count(self) -> int:
-        """Return n, the targets of an image: one per column that learns from labels, one per old column."""
-        labelled = self.labelled()
-        return len(self.task.before) + len(range(labelled.start, labelled.stop))
+        """Return n, the targets of an image: one per column that learns from labels and one per old column."""
+        columns = self.label_columns()
+        return len(self.task.before) + len(range(columns.start, columns.stop))
 
     def can_revisit(self) -> bool:
         return True
@@ -101,8 +101,9 @@ class ICaRL(BinaryDistillation, ExemplarHost):
         def nearest_mean(x: Tensor) -> Tensor:
             features = self.net(x).features.double()
             features = F.normalize(features, dim=1) if normalise else features
-            # The squared distance expanded, without a [B, classes, width] tensor. It is a small difference of large
-            # numbers: float64, lest rounding (worse in TF32) decide between means that lie close together.
+            # The negative squared distance, expanded as -|f - m|^2 = 2 f m - |m|^2 - |f|^2, which needs no tensor of
+            # shape [B, classes, width]. The result is a small difference of large numbers, so it is computed in
+            # float64; in float32, and more so in TF32, rounding errors could decide between means that are close.
             return 2.0 * features @ means.T - means.square().sum(dim=1) - features.square().sum(dim=1, keepdim=True)
 
         return {"nearest-mean": nearest_mean, "linear": self.scores}

@@ -46,7 +46,7 @@ class LUCIRSettings(CosineSettings):
     # Herd unit-length features, as the authors' code does; False is as in Mammoth.
     normalise: bool = False
     lambda_base: NotNegative = 5.0  # weight of the less-forget term, before it is scaled with the classes
-    hardest: Count = 2  # K, the new classes that an old sample is kept apart from
+    hardest: Count = 2  # K: number of hardest new classes in the margin loss
     margin: NotNegative = 0.5  # m, between the cosine to the true class and those to the hardest new ones
     margin_weight: NotNegative = 1.0
     # Both imitate other implementations (Mammoth): "all" has the random vectors of future classes in the losses;

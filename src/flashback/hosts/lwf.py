@@ -38,7 +38,7 @@ class LwF(Host):
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         columns = self.task.new if self.settings.columns == "new" else self.task.seen
         terms = {"task": cross_entropy(step.output.logits[:, columns], step.batch.y - columns.start)}
-        if self.stable is not None:
+        if self.task.index > 0:
             terms["stability"] = self.stability(step)
         return terms
 

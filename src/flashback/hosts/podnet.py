@@ -80,7 +80,7 @@ class PODNet(ExemplarHost):
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         terms = self.classification(step)
-        if self.stable is not None:
+        if self.task.index > 0:
             terms["stability"] = self.stability(step)
         return terms
 

@@ -22,7 +22,7 @@ RawImages = Images | Tensor | npt.NDArray[np.uint8]  # images as they are stored
 
 
 class Predictor(nn.Module):
-    """A network that classifies raw images, and the parts that a method may replace. `Host` adds the training."""
+    """A network that classifies raw images, with parts that a method may override. `Host` adds the training."""
 
     scores_unseen: ClassVar[bool] = True  # whether classes have scores before they are learned, for forward transfer
     config: RunConfig
@@ -155,7 +155,7 @@ class Predictor(nn.Module):
         index = task.index if isinstance(task, Task) else task
         require(
             isinstance(index, int) and 0 <= index <= self.task.index,
-            f"task {index} is none that this host has learned; give one of benchmark.tasks, or a number from 0 to "
+            f"this host has not learned task {index}; give one of benchmark.tasks, or a number from 0 to "
             f"{self.task.index}",
         )
         return self.benchmark.tasks[index].new

@@ -1,4 +1,4 @@
-"""A stage: one stretch of training with its own data, optimiser and losses. A host makes a list of them for a task."""
+"""Stages: parts of the training of a task, each with its own images, optimiser and losses. A host lists them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Optimisation:
 
         Args:
             training: The section `training` of the configuration.
-            first_task: Whether they are for the first task, which may have a schedule of its own.
+            first_task: Whether they are for the first task, which may have its own schedule.
         """
         settings = {field.name: getattr(training, field.name) for field in fields(cls)}
         if first_task and training.first_schedule:
@@ -80,9 +80,9 @@ def no_op(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training. `Host.main_stage` and `Host.extra_stage` make them.
+    """One part of the training of a task. `Host.main_stage` and `Host.extra_stage` make stages.
 
-    All randomness of a stage comes from (seed, task, key); that of `allocate` and `begin` from `setup_key`.
+    The randomness of the steps is seeded with (seed, task, `key`), that of `allocate` and `begin` with `setup_key`.
 
     Attributes:
         name: Its name in the log.
@@ -100,10 +100,10 @@ class Stage:
         end: Called once after the last epoch.
         before_epoch: Called with the number of the epoch before it.
         after_epoch: Called with the number of the epoch after it.
-        variant: What besides the batch size decides the shapes of a step.
+        variant: Returns what the shapes of a step depend on besides the batch size.
         main: Whether Flashback splits this stage into its two phases.
-        key: Names the randomness of training; by default the name.
-        setup_key: Names the randomness of `allocate` and `begin`; by default the key.
+        key: Seeds the randomness of the steps; by default the name.
+        setup_key: Seeds the randomness of `allocate` and `begin`; by default the key.
     """
 
     name: str
@@ -128,8 +128,10 @@ class Stage:
 
     @property
     def training_key(self) -> str:
+        """The name that seeds the randomness of the steps: `key`, or the name of the stage."""
         return self.key or self.name
 
     @property
     def structure_key(self) -> str:
+        """The name that seeds `allocate` and `begin`: `setup_key`, or that of the steps."""
         return self.setup_key or self.training_key

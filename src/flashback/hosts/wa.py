@@ -40,7 +40,7 @@ class WeightAligning(ExemplarHost):
 
     def losses(self, step: Step) -> Mapping[str, Tensor]:
         terms = {"task": (1 - self.old_share()) * cross_entropy(step.output.logits[:, self.task.seen], step.batch.y)}
-        if self.stable is not None:
+        if self.task.index > 0:
             terms["stability"] = self.stability(step)
         return terms
 

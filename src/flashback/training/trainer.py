@@ -171,7 +171,7 @@ class Trainer:
             self.move(replace(self.position, epoch=epoch, step=self.position.step + 1))
         step.check_finite(epoch)
         stage.after_epoch(epoch)
-        terms = step.read_means(len(stream))  # waits for the device, so the time is right
+        terms = step.read_means(len(stream))  # synchronises with the GPU, so the time is right
         self.count_seconds()
         self._trained_until = None
         self.emit("epoch", stage=stage.name, epoch=epoch, epochs=stage.epochs, lr=rate, losses=terms)
