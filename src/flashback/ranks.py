@@ -80,7 +80,7 @@ def check_gpus(number: int) -> None:
     gpus = torch.cuda.device_count()
     require(
         number <= gpus,
-        f"every rank needs a GPU of its own, and this machine has {gpus}; start fewer ranks, or use --device cpu",
+        f"every rank needs its own GPU, and this machine has {gpus}; start fewer ranks, or use --device cpu",
     )
 
 
@@ -225,7 +225,7 @@ def launched_group(on_gpu: bool) -> Iterator[None]:
                 minutes = LONGEST_SILENCE.total_seconds() / 60
                 raise RankError(
                     "another rank of this run ended without an error message, or did not answer for "
-                    f"{minutes:g} minutes; the same command goes on from the last checkpoint"
+                    f"{minutes:g} minutes; the same command continues from the last checkpoint"
                 ) from error
             raise
         finally:

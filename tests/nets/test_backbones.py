@@ -343,7 +343,7 @@ class NoForward(Backbone):
     [
         (lambda shape: nn.Linear(2, 3), "is a Linear; let its class inherit from flashback.Backbone"),
         (lambda shape: None, "is a NoneType; let its class inherit from flashback.Backbone"),
-        (NoForward, r"does not define forward\(x\); add this method"),
+        (NoForward, "does not define forward(x); add this method"),
         (NoWidth, "has width None; set `width` to its number of features, 1 or more"),
         (type("Zero", (Own,), {"width": 0}), "has width 0; set `width` to"),
         (type("Yes", (Own,), {"width": True}), "has width True; set `width` to"),

@@ -140,7 +140,7 @@ def test_a_tracker_that_fails_is_switched_off(
     with pytest.warns(UserWarning, match=f"the tracker {tracker} failed") as caught:
         result = fb.run(config, out=tmp_path / "run", device="cpu", track=[tracker])
     sentence = f"the tracker {tracker} failed (ConnectionError: the server does not answer) and is switched off"
-    assert [str(warning.message) for warning in caught] == [f"{sentence}; the run goes on"]
+    assert [str(warning.message) for warning in caught] == [f"{sentence}; the run continues"]
     assert len(saved) == 2, "once when the tracker failed, and at the end"
     assert result.as_dict() == untracked(tmp_path / "other")
 

@@ -32,7 +32,7 @@ from rank_runs import as_rank, free_port, other_ranks
 
 LOST = (
     "error: another rank of this run ended without an error message, or did not answer for 30 minutes; the same "
-    "command goes on from the last checkpoint"
+    "command continues from the last checkpoint"
 )
 SECOND_RANK = str(Path(__file__).parents[1] / "second_rank.py")
 
@@ -112,7 +112,7 @@ def read_text(path: Path) -> str:
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    one_gpu = "every rank needs a GPU of its own, and this machine has 1; start fewer ranks, or use --device cpu"
+    one_gpu = "every rank needs its own GPU, and this machine has 1; start fewer ranks, or use --device cpu"
     with as_rank(0, 2, TORCHELASTIC_RUN_ID="test"), pytest.raises(FlashbackError, match=one_gpu):
         select_device("cuda")
     assert exit_code(["run", "finetune", "--devices", "2"]) == 2

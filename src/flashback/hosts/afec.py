@@ -46,7 +46,7 @@ class AFEC(EWC):
     def build(self) -> None:
         super().build()
         self.empty = copy.deepcopy(self.net)
-        self.expanded = ImportantParameters(trainable(self.empty.backbone))  # {theta_e, F_e} of the present epoch
+        self.expanded = ImportantParameters(trainable(self.empty.backbone))  # {theta_e, F_e} of the current epoch
         self.register_buffer("anchored_epoch", torch.tensor(-1))
 
     def grow(self, columns: int) -> None:

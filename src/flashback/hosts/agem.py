@@ -28,7 +28,7 @@ class AGEM(ReplayHost):
     accumulates_structure = False
 
     def fields(self) -> dict[str, Field]:
-        return {}  # images and labels alone
+        return {}  # only images and labels
 
     def forward(self, batch: Batch) -> ReplayStep:
         """Run new and drawn images in separate passes, since each needs its own gradient."""
@@ -63,7 +63,7 @@ class AGEM(ReplayHost):
 
     @torch.no_grad()
     def end(self) -> None:
-        """Give every class the same share of the memory, and fill the shares of present classes at random."""
+        """Give every class the same share of the memory, and fill the shares of the current classes at random."""
         quotas = trim_to_quotas(self.memory, self.task, self.generator)
         self.memory.append(*sample_new_images(self.task, quotas, self.generator, self.device))
 
@@ -78,6 +78,6 @@ class AGEM(ReplayHost):
 
 
 def opposed_share(gradient: Tensor, reference: Tensor) -> Tensor:
-    """How much of the reference has to go for the gradient to be orthogonal to it; 0 unless the two are opposed."""
+    """How much of the reference to subtract to make the gradient orthogonal to it; 0 unless the two are opposed."""
     square = reference @ reference
     return torch.where(square > 0, (gradient @ reference).clamp(max=0) / square, 0.0)

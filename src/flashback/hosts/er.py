@@ -27,7 +27,7 @@ class ExperienceReplay(ReplayHost):
     accumulates_structure = False
 
     def fields(self) -> dict[str, Field]:
-        return {}  # images and labels alone
+        return {}  # only images and labels
 
     def forward(self, batch: Batch) -> ReplayStep:
         """Run new and drawn images as one batch (Chaudhry et al., Algorithm 1), for batch norm too."""

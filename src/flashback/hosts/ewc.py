@@ -1,4 +1,4 @@
-"""EWC (Kirkpatrick et al. 2017) and online EWC (Schwarz et al. 2018): keep the parameters that matter to old tasks.
+"""EWC (Kirkpatrick et al. 2017) and online EWC (Schwarz et al. 2018): keep the parameters that matter for old tasks.
 
 This file has the losses and the anchors. The task loss and the penalised parameters are in `elastic.py`; the Fisher
 information (`fisher_diagonal`) and the distance to one anchor (`ImportantParameters`) in `knowledge/importance.py`.
@@ -59,7 +59,7 @@ class EWC(ElasticHost):
         return task_fisher(self)
 
     def allocate(self) -> None:
-        """Add a blank anchor for the present task."""
+        """Add a blank anchor for the current task."""
         self.stable.tasks.append(self.blank_knowledge())
 
     def end(self) -> None:
@@ -69,7 +69,7 @@ class EWC(ElasticHost):
 
 @dataclass(frozen=True)
 class OnlineEWCSettings(FisherSettings):
-    gamma: Share = 1.0  # the share of the earlier importance that each task keeps (FL Eq. 5); 1 sums it up
+    gamma: Share = 1.0  # the share of the earlier importance that each task keeps (FL Eq. 5); 1: the plain sum
 
 
 @HOSTS.register("oewc")
@@ -98,7 +98,7 @@ class OnlineEWC(ElasticHost):
 class TaskAnchors(Knowledge):
     """The parameters theta_i and the importance F_i that each task ended with (FL Eq. 3).
 
-    The last anchor belongs to the present task and is blank until the task ends.
+    The last anchor belongs to the current task and is blank until the task ends.
     """
 
     def __init__(self) -> None:
@@ -119,12 +119,12 @@ class TaskAnchors(Knowledge):
 
     def distance(self, parameters: Iterable[Tensor]) -> Tensor:
         """Compute sum_i sum F_i (theta - theta_i)^2 over all earlier tasks i."""
-        present = [flat(parameters)]  # laid out once for all anchors
-        return torch.stack([anchor.distance(present) for anchor in self.past()]).sum()
+        current = [flat(parameters)]  # flattened once for all anchors
+        return torch.stack([anchor.distance(current) for anchor in self.past()]).sum()
 
 
 def task_fisher(host: EWC | OnlineEWC, net: nn.Module | None = None) -> Tensor:
-    """Compute F of the present task at the present parameters (FL Eq. 4 and 11), on its training images unaugmented."""
+    """Compute F of the current task at the current parameters (FL Eq. 4 and 11), on its images, not augmented."""
     train, estimator = host.task.train, host.settings.fisher
     net = host.net if net is None else net
     return fisher_diagonal(net, train.x, train.y, host.views.plain, estimator, host.softmax_columns())

@@ -23,7 +23,7 @@ class ExemplarSettings(HostSettings):
     """Settings of every host with exemplars."""
 
     memory_size: Count | None = 2000  # exemplars in all
-    memory_per_class: Count | None = None  # or so many for each class, growing with the classes
+    memory_per_class: Count | None = None  # or this many for each class, growing with the classes
     normalise: bool = False  # herd and average unit-length features
 
     def check(self) -> None:
@@ -34,7 +34,7 @@ class ExemplarSettings(HostSettings):
         )
 
     def capacity(self, classes: int) -> int:
-        """Return the exemplars that so many classes have together."""
+        """Return the number of exemplars of all classes together."""
         if self.memory_per_class is not None:
             return self.memory_per_class * classes
         assert self.memory_size is not None, "check ensures that one of the two is set"
@@ -72,11 +72,11 @@ class ExemplarHost(Host):
         return super().stream().joined(self.memory_stream())
 
     def end(self) -> None:
-        """Choose the exemplars anew."""
+        """Choose the exemplars again."""
         self.refill()
 
     def memory_stream(self) -> Stream:
-        """Return the exemplars alone."""
+        """Return the exemplars only."""
         filled = self.memory.filled
         slots = torch.arange(filled, device=self.device)
         return Stream(self.memory.images[:filled], self.memory.labels[:filled], slots)
@@ -94,7 +94,7 @@ class ExemplarHost(Host):
     def refill(self, net: nn.Module | None = None) -> None:
         """Keep the first exemplars of each old class, in herding order, and herd the new classes (iCaRL, Alg. 4 and 5).
 
-        A class that came again is herded anew, from its exemplars and its new images.
+        A class that comes again is herded again, from its exemplars and its new images.
 
         Args:
             net: The network whose features are herded; None: the one that is trained.
@@ -117,7 +117,7 @@ class ExemplarHost(Host):
     def exemplar_features(self) -> tuple[Tensor, Tensor]:
         """Return features and labels of the exemplars of each class seen.
 
-        In the middle of a task the new classes have no exemplars yet; all their images take their place.
+        During a task the new classes have no exemplars yet; all their images are used instead.
         """
         stream = self.memory_stream()
         images, labels = stream.images, stream.labels

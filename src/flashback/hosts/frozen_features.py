@@ -25,7 +25,11 @@ class StatisticsHead(nn.Module):
 
     @abstractmethod
     def grow(self, classes: int) -> None:
-        """Make room for so many classes; what is there stays."""
+        """Make room for more classes; existing sums stay.
+
+        Args:
+            classes: The total number of classes.
+        """
 
 
 class FeatureNet(Net):
@@ -41,10 +45,10 @@ class FeatureNet(Net):
 
 
 class FrozenFeatureHost(Host):
-    """Freezes the backbone and computes the head from sums that go on from task to task.
+    """Freezes the backbone and computes the head from sums that continue over all tasks.
 
     A task has one stage without epochs, so no gradient step is taken. Sums do not depend on the order of tasks, and
-    known classes may come again. There is a column for every class seen: `grow` is the one place that adds some.
+    known classes may come again. There is a column for every class seen; only `grow` adds columns.
     """
 
     family = "frozen"
@@ -74,7 +78,7 @@ class FrozenFeatureHost(Host):
         )
 
     def can_revisit(self) -> bool:
-        """Known classes may come again: their sums go on."""
+        """Known classes may come again: their sums continue."""
         return True
 
     def grow(self, columns: int) -> None:
@@ -108,5 +112,5 @@ class FrozenFeatureHost(Host):
 
 
 def with_rows(table: Tensor, rows: int) -> Tensor:
-    """Add rows of zeros to a table, up to so many."""
+    """Pad a table with rows of zeros, up to `rows` rows."""
     return F.pad(table, (0, 0, 0, max(0, rows - len(table))))

@@ -32,5 +32,5 @@ class MAS(ElasticHost):
         return terms
 
     def importance(self) -> Tensor:
-        """Compute it on the training images of the present task, unaugmented and without labels, over seen columns."""
+        """Compute it on the training images of the current task, unaugmented and without labels, over seen columns."""
         return output_sensitivity(self.net, self.task.train.x, self.views.plain, self.task.seen)

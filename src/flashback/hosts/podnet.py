@@ -118,8 +118,8 @@ class PODNet(ExemplarHost):
 def margin_nca(cosines: Tensor, labels: Tensor, scale: Tensor, margin: float) -> Tensor:
     """Neighbourhood components with a margin and a hinge (Section 3.2): the true class against all others.
 
-    The scale has no gradient from the margin, which would draw it to 0, where all classes are alike and the margin is
-    met, before anything is learned. A class without others has no loss.
+    The margin gives the scale no gradient: it would draw the scale to 0, where all classes have the same score and the
+    margin is met, before anything is learned. With a single class there is no loss.
     """
     scaled = scale * cosines
     itself = one_hot(labels, slice(0, cosines.shape[1]), torch.bool)

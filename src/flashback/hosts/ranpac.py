@@ -16,8 +16,8 @@ from flashback.hosts.frozen_features import FrozenFeatureHost, StatisticsHead, w
 from flashback.nets import full_precision
 from flashback.seeds import seeded_generator
 
-RIDGES = [10.0**power for power in range(-8, 9)]  # what `ridge: null` chooses among
-HELD_OUT = 5  # one image of so many chooses the ridge
+RIDGES = [10.0**power for power in range(-8, 9)]  # the candidates of `ridge: null`
+HELD_OUT = 5  # one in this many images is held out to choose the ridge
 
 
 @dataclass(frozen=True)

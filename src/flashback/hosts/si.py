@@ -33,16 +33,16 @@ class PathStep(Step):
 class SI(ElasticHost):
     """Synaptic intelligence: omega = -sum over steps of gradient times change, Omega += omega / (Delta^2 + xi).
 
-    The gradient is that of the task loss alone. What the backward pass leaves also contains the gradients of stability
-    and plasticity; as both depend on the parameters alone, theirs is subtracted again, without another pass through
-    the network. The public code (Mammoth) clips every entry of the gradient at 1 before the update; this one does not.
+    The gradient is that of the task loss only. The backward pass also adds the gradients of stability and plasticity.
+    Both depend only on the parameters, so their gradients are subtracted, without another pass through the network. The
+    public code (Mammoth) clips every entry of the gradient at 1 before the update; this one does not.
     """
 
     Settings = SISettings
     accumulates_structure = False
     reads_gradients = True
     stable: ImportantParameters
-    path: Tensor  # omega, of the present task
+    path: Tensor  # omega, of the current task
 
     def build(self) -> None:
         super().build()

@@ -54,7 +54,7 @@ class WeightAligning(ExemplarHost):
         return Support(columns=self.task.old, weight=self.old_share())
 
     def old_share(self) -> float:
-        """lambda = old / (old + present classes), which are the seen ones unless some come again."""
+        """lambda = old / (old + current classes); the sum is that of the seen classes unless some come again."""
         return len(self.task.before) / (len(self.task.before) + len(self.task.columns))
 
     def after_step(self, step: Step) -> None:

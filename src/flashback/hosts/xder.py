@@ -52,9 +52,9 @@ class XDER(ReplayHost):
     """DER++ with edited targets, heads that do not compete across tasks, and future heads trained in advance.
 
     As in DER, the model is held near the logits stored with an image. Four things are added:
-    - implanting: the targets of stored images take over the present logits in the present and future heads,
+    - implanting: the targets of stored images take over the current logits in the current and future heads,
       scaled to stay below the true logit (not scaled if the true logit is not positive);
-    - new images are classified in the present head alone, stored ones in the past heads alone;
+    - new images are classified in the current head only, stored ones in the past heads only;
     - future heads learn to separate the classes seen so far, by a contrastive loss on SimCLR's views without blur;
     - constraints keep past and future logits below those of the true head, by a margin.
     A step draws two minibatches uniformly from the memory (`draw`) for the losses, and a third for the strong views. It
@@ -86,7 +86,7 @@ class XDER(ReplayHost):
 
     @property
     def future_tasks(self) -> tuple[Task, ...]:
-        """The tasks after the present one."""
+        """The tasks after the current one."""
         return self.benchmark.tasks[self.task.index + 1 :]
 
     def variant(self) -> object:
@@ -124,7 +124,7 @@ class XDER(ReplayHost):
     def losses(self, step: XDERStep) -> Mapping[str, Tensor]:
         """Return the terms that the class lists.
 
-        L = CE(new, present head) + alpha * mean (o - o_stored)^2 on draw 1 + beta * CE(past heads) on draw 2
+        L = CE(new, current head) + alpha * mean (o - o_stored)^2 on draw 1 + beta * CE(past heads) on draw 2
             + lambda * contrastive loss of the future heads + eta * (past constraint + future constraint)
         """
         new, old, logits = self.task.new, self.task.old, step.output.logits
@@ -146,16 +146,16 @@ class XDER(ReplayHost):
         return supervised_contrastive(heads, labels, self.settings.temperature).mean()
 
     def past_constraint(self, step: XDERStep) -> Tensor:
-        """On new images, the present head's largest probability should exceed that of the past heads by `margin`."""
+        """On new images, the current head's largest probability should exceed that of the past heads by `margin`."""
         p = step.output.logits[:, self.task.seen].softmax(dim=1)
-        past, present = p[:, self.task.old].amax(dim=1), p[:, self.task.new].amax(dim=1)
-        return mean_violation(past.detach() + self.settings.margin - present)
+        past, current = p[:, self.task.old].amax(dim=1), p[:, self.task.new].amax(dim=1)
+        return mean_violation(past.detach() + self.settings.margin - current)
 
     def future_constraint(self, step: XDERStep) -> Tensor:
         """The largest logit of an image's own head should exceed every future logit by `margin`; a slot counts once."""
         logits = torch.cat([step.output.logits, *(draw.output.logits for draw in step.draws)])
         labels = torch.cat([step.batch.y, *(draw.labels for draw in step.draws)])
-        unstored = -1 - torch.arange(len(step.batch), device=labels.device)  # new images all count
+        unstored = -1 - torch.arange(len(step.batch), device=labels.device)  # every new image counts
         mask = first_occurrences(torch.cat([unstored, *(draw.slots for draw in step.draws)]))
         other_heads = self.task_of[labels][:, None] != self.task_of
         true_head = logits.masked_fill(other_heads, -torch.inf).amax(dim=1)
@@ -166,7 +166,7 @@ class XDER(ReplayHost):
         return Support(samples="memory", weight=self.settings.alpha)
 
     def after_step(self, step: ReplayStep) -> None:
-        """Implant the present and future logits of replayed images into their targets.
+        """Implant the current and future logits of replayed images into their targets.
 
         A slot replayed for the c-th time in this task is edited with probability 1/c.
         """
@@ -180,7 +180,7 @@ class XDER(ReplayHost):
         self.implant(slots, torch.cat([draw.output.logits for draw in step.draws]), first & (uniform * times < 1))
 
     def implant(self, slots: Tensor, fresh: Tensor, mask: Tensor) -> None:
-        """Write fresh logits, attenuated, over the targets of the chosen slots, from the present head on."""
+        """Write fresh logits, attenuated, over the targets of the chosen slots, in the current and future heads."""
         targets = self.memory["targets"][slots]
         truth = targets.gather(1, self.memory.labels[slots][:, None])
         start = self.task.new.start

@@ -53,7 +53,7 @@ class ImportantParameters(Knowledge):
         """Compute the quadratic form of FL Eq. 17 and 22 without the factor 1/2, which the weights of hosts include.
 
         Args:
-            parameters: The present parameters, in the order of the copied ones.
+            parameters: The current parameters, in the order of the copied ones.
 
         Returns:
             The sum of importance * (parameter - value)^2.
@@ -63,11 +63,11 @@ class ImportantParameters(Knowledge):
 
 
 class QuadraticForm(torch.autograd.Function):
-    """sum F (theta - theta_s)^2. Written out, it passes over all parameters half as often as autograd would."""
+    """sum F (theta - theta_s)^2, with a gradient that reads all parameters half as often as autograd would."""
 
     @staticmethod
-    def forward(ctx: Any, present: Tensor, values: Tensor, importance: Tensor) -> Tensor:
-        difference = present - values
+    def forward(ctx: Any, parameters: Tensor, values: Tensor, importance: Tensor) -> Tensor:
+        difference = parameters - values
         weighted = importance * difference
         ctx.save_for_backward(weighted)
         return torch.dot(weighted, difference)
@@ -105,7 +105,7 @@ def fisher_diagonal(
         return (log_p * (torch.arange(len(log_p), device=x.device) == column)).sum()
 
     score = log_likelihood if estimator == "empirical" else weighted_by_probability(log_likelihood)
-    passes = each_column(net, columns) if estimator == "exact" else label_alone
+    passes = each_column(net, columns) if estimator == "exact" else only_label
     return mean_over_images(net, images, labels - (columns.start or 0), view, score, torch.square_, passes)
 
 
@@ -131,7 +131,7 @@ def each_column(net: nn.Module, columns: slice) -> Passes:
     ]
 
 
-def label_alone(x: Tensor, labels: Tensor) -> list[Tensor]:
+def only_label(x: Tensor, labels: Tensor) -> list[Tensor]:
     return [labels]
 
 
@@ -146,7 +146,7 @@ def mean_over_images(
     view: View,
     score: Score,
     magnitude: Callable[[Tensor], Tensor],
-    passes: Passes = label_alone,
+    passes: Passes = only_label,
 ) -> Tensor:
     """Average the magnitude of each image's gradient of `score`; the columns that `passes` gives are summed."""
     weights = {name: weight.detach() for name, weight in net.named_parameters() if weight.requires_grad}
@@ -166,7 +166,7 @@ def mean_over_images(
 
 
 def chunk_size(weights: list[Tensor]) -> int:
-    """Return how many images may hold their gradients at the same time."""
+    """Return how many images can have their gradients in memory at the same time."""
     one_image = sum(weight.numel() * weight.element_size() for weight in weights)
     budget = GRADIENT_BYTES.get(weights[0].device.type, GRADIENT_BYTES_ELSEWHERE)
     return max(1, min(LARGEST_CHUNK, budget // one_image))
@@ -177,7 +177,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def with_rows(vector: Tensor, shapes: Sequence[torch.Size], grown: Sequence[Tensor]) -> Tensor:
-    """Lay a flat vector of tensors of these shapes over the first rows of grown ones, and return these flat."""
+    """Copy a flat vector of tensors of these shapes into the first rows of grown tensors; return the result flat."""
     parts = torch.split(vector, [shape.numel() for shape in shapes])
     rows = [tensor.reshape(-1) for tensor in grown]  # a copy where the layout is channels last
     for part, row in zip(parts, rows, strict=True):

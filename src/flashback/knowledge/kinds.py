@@ -1,4 +1,4 @@
-"""The kinds of knowledge: without gradients, in evaluation mode, and aware of their size."""
+"""The kinds of knowledge. All have no gradients, stay in evaluation mode and report their size."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -50,7 +50,7 @@ class ModelKnowledge(Knowledge):
             output: Output = self.model(x)
             return output
         if id(x) not in self.answers:
-            self.answers[id(x)] = x, self.model(x)  # x stays alive, so that its id stays its own
+            self.answers[id(x)] = x, self.model(x)  # keeps x alive, so that its id is not used again
         return self.answers[id(x)][1]
 
     def train(self, mode: bool = True) -> Self:
@@ -117,8 +117,8 @@ class ModuleKnowledge(Knowledge):
 class ReplayedTargets(Knowledge):
     """The outputs of one model, logits or embeddings, for all images of a memory at one moment (FL Eq. 10).
 
-    A slot that is overwritten later holds another image: its insertion stamp differs, and its target counts no more.
-    A negative stamp marks a target that does not pull: its distance counts as 0.
+    A slot that is overwritten later holds another image: its insertion stamp differs, and its target no longer counts.
+    A negative stamp marks a target whose distance counts as 0.
 
     Args:
         memory: The memory that the targets belong to.
@@ -175,7 +175,7 @@ class ReplayedTargets(Knowledge):
 
 @contextmanager
 def cached_outputs(*bases: Knowledge | None) -> Iterator[None]:
-    """Within this context, each of these models runs once per tensor of images, however often it is called."""
+    """Within this context, each of these models runs once per tensor of images; further calls return its output."""
     models = [base for base in bases if isinstance(base, ModelKnowledge)]
     for model in models:
         model.answers = {}
@@ -214,7 +214,7 @@ class Support:
         samples: "all" samples of the batch, or only those from the "memory".
         weight: The factor of the distance in the loss.
         images: The weight of each image of the batch, [B], by which a distance multiplies before it takes the mean over
-            all images; None: 1 for all. Only a host that says `supports_image_weights` is asked for it.
+            all images; None: 1 for all. Only set for hosts with `supports_image_weights`.
     """
 
     columns: slice = field(default_factory=lambda: slice(None))

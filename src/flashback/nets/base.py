@@ -45,7 +45,7 @@ class Backbone(nn.Module):
         def mynet(image_shape):  # (channels, height, width)
             return MyNet(image_shape[0])
 
-    A function with a second parameter `width: float = 1.0` can also build the network with so many times its usual
+    A function with a second parameter `width: float = 1.0` can also build the network with `width` times its usual
     channels. Parameters that do not require a gradient after construction stay frozen during the whole run.
 
     Attributes:
@@ -205,7 +205,11 @@ class Net(nn.Module):
         return self.backbone.width
 
     def grow(self, classes: int) -> None:
-        """Widen the head to so many classes; the rows of old classes stay."""
+        """Widen the head; the rows of old classes stay.
+
+        Args:
+            classes: The total number of classes.
+        """
         assert isinstance(self.head, nn.Linear)
         widen_linear(self.head, classes)
 

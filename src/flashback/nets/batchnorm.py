@@ -1,4 +1,4 @@
-"""Batch norm: several batches in one pass, each with its own statistics, and passes that leave running ones alone."""
+"""Batch norm: several batches in one pass, each with its own statistics, and passes that do not update running ones."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -109,7 +109,7 @@ class Checkpoints:
             raise Interrupted
 
     def after(self, tasks: int) -> "Checkpoints":
-        """Where the model after so many tasks is kept."""
+        """The checkpoints of the model after this many tasks."""
         return Checkpoints(self.folder / f"after-task-{tasks}", self.settings, self.log_size, self.run)
 
     def keep_model(self, state: RunState) -> None:

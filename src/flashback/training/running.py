@@ -308,7 +308,7 @@ def load_trained(
         data: A folder in which to look for data files that have moved.
         device: "cpu", "cuda", or "auto" for a GPU if there is one.
         host_file: Python files that register hosts or nets of your own.
-        after_tasks: Load the host as it was after so many tasks; runs keep these models with `checkpoint.tasks=true`.
+        after_tasks: Load the host as it was after this many tasks; runs keep these models with `checkpoint.tasks=true`.
 
     Returns:
         The host.

@@ -72,7 +72,7 @@ def read_identities(folder: Path) -> dict[str, str]:
 
 
 class Reporter:
-    """An observer that reports to a tracker until the tracker fails; the run goes on without it."""
+    """An observer that reports to a tracker until the tracker fails; the run continues without it."""
 
     def __init__(self, name: str, tracker: Tracker, on_failure: Callable[[], None]) -> None:
         self.name, self.tracker, self.on_failure = name, tracker, on_failure
@@ -96,8 +96,8 @@ class Reporter:
             if not self.failed:
                 self.failed = True
                 self.on_failure()
-                message = f"the tracker {self.name} failed ({in_one_line(error)}) and is switched off; the run goes on"
-                warnings.warn(message, stacklevel=2)
+                reason = f"the tracker {self.name} failed ({in_one_line(error)})"
+                warnings.warn(f"{reason} and is switched off; the run continues", stacklevel=2)
 
 
 def tracked_values(event: Event) -> dict[str, float]:

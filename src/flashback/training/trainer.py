@@ -255,7 +255,7 @@ class Trainer:
         self.claim_host()
         self.position = Position(**state.values["position"])
         self.history = History(**state.values["history"])
-        begun = self.position.stage + self.position.begun  # stages of the present task; if none, it has no columns yet
+        begun = self.position.stage + self.position.begun  # stages of the current task; with none, it has no columns
         tasks = self.benchmark.tasks[: self.position.task + (begun > 0)]
         if not self.host.accumulates_structure:
             tasks = tasks[:1] + tasks[1:][-1:]
