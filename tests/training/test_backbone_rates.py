@@ -98,7 +98,7 @@ def test_a_factor_works_for_any_host_with_one_backbone(name: str) -> None:
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("setting", [{"training__backbone_lr_factor": 0.1}, {"training__freeze_backbone": True}])
 def test_hosts_with_several_backbones_refuse_both(name: str, setting: dict[str, Any]) -> None:
-    with pytest.raises(fb.FlashbackError, match=rf"need a host with one backbone, and {name.replace('+', '.')} makes"):
+    with pytest.raises(fb.FlashbackError, match=rf"need a host with one backbone, and {name.replace('+', '.')} builds"):
         quick_host(name, **setting)
 
 

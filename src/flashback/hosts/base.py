@@ -86,13 +86,10 @@ class Host(Predictor):
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Refuse class definitions that would fail later without an error message."""
         super().__init_subclass__(**keywords)
-        cls.accumulates_structure = vars(cls).get(
-            "accumulates_structure", True
-        )  # not inherited: a subclass may add parts
+        # Not inherited, since a subclass may add parts, or override the distance.
+        cls.accumulates_structure = vars(cls).get("accumulates_structure", True)
         if "distance" in vars(cls):
-            cls.supports_image_weights = vars(cls).get(
-                "supports_image_weights", False
-            )  # each distance must say so for itself
+            cls.supports_image_weights = vars(cls).get("supports_image_weights", False)
         require(
             not any("__init__" in vars(base) for base in cls.__mro__[: cls.__mro__.index(Host)]),
             f"{cls.__name__} defines __init__, where the seed of the run does not determine weights; move it to "
