@@ -34,7 +34,7 @@ class Draw:
 
     slots: Tensor  # where they are stored
     labels: Tensor
-    x: Tensor  # the augmented images; each draw is augmented again
+    x: Tensor  # the augmented images
     output: Output = field(init=False)
 
 

@@ -1,4 +1,4 @@
-"""Plain replay: its one loss, its exemplars, and the primary model's answers that flashback anchors."""
+"""Exemplar replay: its one loss, its exemplars, and the primary model's answers that flashback anchors."""
 
 from __future__ import annotations
 
