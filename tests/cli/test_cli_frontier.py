@@ -59,7 +59,7 @@ def test_a_form_is_chosen_and_its_recipe_compared(flashback: Command, tiny: list
     assert code == 0, err
     answer = json.loads(Path("tuned/trials.json").read_text())["answer"]
     assert answer in out
-    assert "flashback compare lwf-mc --benchmark tiny.npz --recipe tuned/recipe.yaml --seeds 5" in out
+    assert "flashback compare lwf-mc --benchmark tiny.npz --recipe tuned/recipe.yaml --seed-list 2,3,4,5,6" in out
     compared = ("--benchmark", "tiny.npz", "--recipe", "tuned/recipe.yaml", "--seeds", "2", "--out", "compared")
     code, out, err = flashback("compare", "lwf-mc", *compared)
     assert code == 0, err

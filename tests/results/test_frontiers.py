@@ -74,6 +74,26 @@ def test_without_a_test_the_answer_says_why_and_takes_no_side() -> None:
     assert worse.sentence.endswith("too few seeds for a test.")
 
 
+def test_a_form_without_a_test_counts_for_the_correction() -> None:
+    """Whether a form has a p depends on its results, so the number of tests must not."""
+    frontier = made_frontier(lifts={"better": 2.0, "failed": 0.0})
+    for by_seed in frontier.curves[2].points.values():
+        for points in by_seed.values():
+            points[:] = [None] * len(points)
+    better, failed = frontier.advantages()
+    assert better.test.p is not None
+    assert better.p_adjusted == pytest.approx(2 * better.test.p)
+    assert failed.p_adjusted is None
+    assert failed.sentence == (
+        "failed: no answer, because every weight of it, or of the host alone, has a run that failed."
+    )
+
+
+def test_a_curve_on_the_hosts_own_is_said_to_be_there() -> None:
+    (same,) = replace(made_frontier(lifts={"same": 0.0}), seeds=[1]).advantages()
+    assert same.sentence.startswith("same lies on average on the host's own curve, between ")
+
+
 def test_a_frontier_is_read_as_it_was_written(tmp_path: Path) -> None:
     frontier = write_frontier(tmp_path)
     read = read_frontier(tmp_path)

@@ -117,6 +117,27 @@ def test_forms_of_ones_own_keep_their_share_of_phase_1(fake: FakeRuns, tmp_path:
     assert phases == {(0.5, 2): 1, (0.5, 4): 1, (0.5, 8): 1, (0.3, 2): 1, (0.3, 4): 2, (0.3, 8): 4}
 
 
+def test_a_recipe_for_both_arms_holds_what_was_tried(fake: FakeRuns, tmp_path: Path) -> None:
+    """The recipe's own changes for flashback are neither mixed into a form nor lost in the recipe that is written."""
+    recipe = tmp_path / "improved.yaml"
+    changes = {
+        "training.average": {"value": 0.99, "from": "trials"},
+        "flashback.teacher": {"value": "running", "from": "trials"},
+    }
+    kind = {"benchmark": "split-fashion-mini", "kind": "improved", "settings": {}, "flashback_settings": changes}
+    recipe.write_text(json.dumps({"host": "lucir", "recipes": [kind]}))
+    fake.score = lambda config: 50.0 + config.flashback.enabled + 2 * (config.training.average == 0.999)
+    choice = choose_form("lucir", out=tmp_path / "out", settings=SETTINGS, recipe=str(recipe), budget=30)
+    flashback = [job.config for job in fake.jobs if job.config["flashback"]["enabled"]]
+    assert {config["training"]["average"] for config in flashback} == {None}
+    assert {config["flashback"]["teacher"] for config in flashback} == {"primary", "running"}
+    assert not choice.left_out
+    assert choice.tuned.name == "average (training.average 0.999)"
+    written = configure("lucir", recipe=str(choice.recipe), flashback=True)
+    assert written.training.average is None
+    assert written.flashback.teacher == ("running" if "running" in choice.form.name else "primary")  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("stop", [1, 9, 15, 20, 25])
 def test_an_interrupted_choice_is_the_uninterrupted_one(fake: FakeRuns, tmp_path: Path, stop: int) -> None:
     fake.score, fake.left = free_primary_pays, stop
@@ -182,6 +203,9 @@ def test_forms_that_do_not_apply_are_left_out(fake: FakeRuns, tmp_path: Path) ->
         ({"forms": ["prited"]}, "did you mean 'printed'"),
         ({"forms": ["printed", "printed"]}, "each form counts once"),
         ({"forms": ["running-teacher"], "host": "oewc"}, "no form applies to this host"),
+        ({"forms": ["flashback.epochs=8"]}, "no form applies to this host: .*leaves nothing for phase 2"),
+        ({"forms": ["flashback.epochs=4,flashback.second_epochs=8"]}, "compared at equal cost"),
+        ({"forms": ["training.epochs=40"]}, "compared at equal cost"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fake: FakeRuns, tmp_path: Path, options: dict[str, Any], words: str) -> None:

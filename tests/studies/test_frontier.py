@@ -104,6 +104,51 @@ def test_forms_are_names_settings_or_both() -> None:
         parse_form("seed=3", base)
 
 
+def test_a_form_of_the_catalogue_is_the_same_with_every_recipe() -> None:
+    """An improved recipe changes settings for flashback; the printed form is still the printed one."""
+    base, improved = (configure("lucir", "split-cifar100", recipe=kind) for kind in ("controlled", "improved"))
+    printed, free = ([parse_form(name, recipe) for recipe in (base, improved)] for name in ("printed", "free-primary"))
+    for plain, undone in (printed, free):
+        configs = [
+            configure("lucir", "split-cifar100", flashback=True, recipe=recipe.recipe, settings=form.at(60))
+            for form, recipe in ((plain, base), (undone, improved))
+        ]
+        assert configs[0].flashback == configs[1].flashback
+    own = parse_form("flashback.where=better", improved)
+    assert own.at(60) == {"flashback.where": "better"}  # on top of the recipe
+
+
+def test_a_form_has_both_phases_or_is_refused(tmp_path: Path) -> None:
+    base = configure("lucir", "split-cifar100")
+    assert parse_form("printed", base).at(1)["flashback.epochs"] == 1
+    none = configure("lucir", "split-cifar100", settings={"flashback.epochs": 0}, flashback=False)
+    assert parse_form("printed", none).at(60)["flashback.epochs"] == 0
+    write_tiny(tmp_path / "tiny.npz")
+    with pytest.raises(FlashbackError, match="leaves nothing for phase 2"):
+        trace_frontier(
+            "lwf-mc", tmp_path / "tiny.npz", out=tmp_path / "out", device="cpu",
+            settings={"training.epochs": 1, "training.batch_size": 8, "benchmark.sizes": [2, 3, 2]},
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["flashback.second_epochs=9", "training.epochs=3", "training.first_epochs=5"])
+def test_forms_of_another_cost_are_refused(tmp_path: Path, form: str) -> None:
+    with pytest.raises(FlashbackError, match="forms are compared at equal cost"):
+        trace(tmp_path, forms=[form])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_host_without_a_stability_loss_is_refused_whatever_the_weights(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny.npz")
+    with pytest.raises(FlashbackError, match="stability"):
+        trace_frontier(
+            "er", tmp_path / "tiny.npz", out=tmp_path / "out", weights=[0.3, 1.0], device="cpu",
+            settings={**SETTINGS, "benchmark.sizes": [2, 3, 2]},
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", catalogue())
 def test_every_form_of_the_catalogue_is_valid(name: str) -> None:
     base = configure("lucir", "split-cifar100")

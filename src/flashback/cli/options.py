@@ -128,10 +128,11 @@ def choose_executor(on: str, jobs: int | None, per_run: list[str] | None, slurm:
 
 
 def compare_command(
-    host: str, benchmark: str, recipe: Path, data: Path | None, host_file: list[Path] | None, seeds: int | None = None
+    host: str, benchmark: str, recipe: Path, data: Path | None, host_file: list[Path] | None, seeds: Sequence[int] = ()
 ) -> str:
     """The `flashback compare` that tests a tuned recipe on test images."""
-    options = [("--benchmark", benchmark), ("--recipe", recipe), ("--seeds", seeds), ("--data", data)]
+    seed_list = ",".join(map(str, seeds)) or None
+    options = [("--benchmark", benchmark), ("--recipe", recipe), ("--seed-list", seed_list), ("--data", data)]
     options += [("--host-file", file) for file in host_file or []]
     flags = [str(word) for option in options if option[1] is not None for word in option]
     return shlex.join(["flashback", "compare", host, *flags])

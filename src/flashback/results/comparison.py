@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ FIELDS = (
     "host", "benchmark", "recipe", "seeds", "rows", "cost", "equal_budget", "differing_settings",
     "differing_environment", "failures", "reused", "further_seeds", "flashback", "budget", "sentence",
 )  # fmt: skip
+IN_WORDS = ("enabled", "teacher", "decay", "alpha", "epochs", "second_epochs")  # of the settings of flashback
 SAMPLE_FIELDS = ("values", "mean", "deviation")
 
 
@@ -167,8 +168,8 @@ class Comparison:
         settings, default = config.flashback, FlashbackConfig()
         form = "".join(
             f", {name} {getattr(settings, name)}"
-            for name in ("distance", "images", "where", "merge")
-            if getattr(settings, name) != getattr(default, name)
+            for name in (item.name for item in fields(settings))
+            if name not in IN_WORDS and getattr(settings, name) != getattr(default, name)
         )
         if settings.teacher == "running":
             return f"alpha_p {settings.alpha:g}, a running teacher with decay {settings.decay:g}{form}"

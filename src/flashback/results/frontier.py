@@ -63,9 +63,12 @@ class Advantage:
     high: float | None
     test: PairedTest
     p_adjusted: float | None  # by Holm's method, for the number of forms
+    has_points: bool = True  # whether both curves have a weight at which no run has failed
 
     @property
     def sentence(self) -> str:
+        if not self.has_points:
+            return f"{self.name}: no answer, because every weight of it, or of the host alone, has a run that failed."
         if self.test.difference is None:
             seeds = ", ".join(str(seed) for seed, value in self.heights.items() if value is None)
             return (
@@ -77,7 +80,9 @@ class Advantage:
         if self.test.p is None:
             same = "every seed differs by the same amount, so p is undefined"
             reason = "too few seeds for a test" if self.test.pairs < 2 else same
-            return f"{self.name}: {height}, away from the host's own curve; {reason}."
+            is_away = abs(self.test.difference) >= 0.005  # as printed
+            side = f"{signed(self.test.difference)} points from" if is_away else "on"
+            return f"{self.name} lies on average {side} the host's own curve, {where}; {reason}."
         p = self.test.p if self.p_adjusted is None else self.p_adjusted
         side = "above" if self.test.difference > 0 else "below"
         verdict = f"lies significantly {side} the host's own curve"
@@ -189,11 +194,12 @@ class Frontier:
             whole = None not in heights.values()  # a mean over the other seeds would be biased
             test = paired_test(dict.fromkeys(gaps, 0.0), heights) if whole else paired_test({}, {})
             low, high = (mean([seed_gap[k] for seed_gap in gaps.values() if seed_gap]) for k in (2, 3))
-            result.append(Advantage(curve.name, heights, areas, low, high, test, None))
-        adjusted = iter(holm([advantage.test.p for advantage in result if advantage.test.p is not None]))
+            has_points = all(any(one.of_seed(setting, seed) for seed in self.seeds) for one in (self.host_curve, curve))
+            result.append(Advantage(curve.name, heights, areas, low, high, test, None, has_points))
+        adjusted = holm([1.0 if form.test.p is None else form.test.p for form in result])  # every form counts
         return [
-            advantage if advantage.test.p is None else replace(advantage, p_adjusted=next(adjusted))
-            for advantage in result
+            form if form.test.p is None else replace(form, p_adjusted=p)
+            for form, p in zip(result, adjusted, strict=True)
         ]
 
     def as_dict(self) -> dict[str, Any]:

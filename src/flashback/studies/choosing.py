@@ -31,6 +31,7 @@ from flashback.studies.variants import (
     PHASE_1_EPOCHS,
     Variant,
     catalogue,
+    check_equal_cost,
     of_recipe,
     parse_form,
     variants_of,
@@ -231,7 +232,8 @@ def choose_form(
     spent = sum(trial.epochs * len(trial.accuracies) for trial in trials) / full
     best = ranked[0] if ranked else None
     chosen = FormChoice(plain, tuned, best, trials, left_out, failures, spent, folder / "recipe.yaml")
-    write_choice(chosen, base, recipe, {key: value for key, value in overrides.items() if key != HELD_OUT})
+    tried = next((configured(form, full) for form in finalists if best and form.name == best.name), base)
+    write_choice(chosen, base, tried, recipe, {key: value for key, value in overrides.items() if key != HELD_OUT})
     return chosen
 
 
@@ -283,6 +285,7 @@ def applicable(
     kept, left_out = [], {}
     for form in candidates:
         try:
+            check_equal_cost(configured(form), configured(ALONE))
             build_method(configured(form), benchmark, "cpu")
             kept.append(form)
         except FlashbackError as error:
@@ -329,18 +332,20 @@ def final_round(candidates: Sequence[Variant]) -> list[Variant]:
     return [ALONE, *others[:1], *[form for form in candidates if form.flashback][:FINALISTS]]
 
 
-def write_choice(chosen: FormChoice, base: RunConfig, recipe: str, user_settings: Mapping[str, Any]) -> None:
-    """Write all trials, and a recipe: the tuned host for both arms, and what the form changes in its own."""
+def write_choice(
+    chosen: FormChoice, base: RunConfig, tried: RunConfig, recipe: str, user_settings: Mapping[str, Any]
+) -> None:
+    """Write all trials, and a recipe: the tuned host for both arms, and what the form, as it was tried, changes."""
     trials = [{**asdict(trial), "mean": trial.mean} for trial in chosen.trials]
     content = {"answer": chosen.answer, "spent": chosen.spent, "trials": trials, "left_out": chosen.left_out}
     content["failures"] = chosen.failures
     write_atomically(chosen.recipe.with_name(TRIALS), json.dumps(content, indent=1) + "\n")
     candidates = len({trial.name for trial in chosen.trials})
     source = f"flashback tune --forms: {candidates} candidates on validation images, {chosen.spent:.1f} full runs"
-    defaults = dotted(to_dict(base))
+    as_tried = dotted(to_dict(tried))
     form: dict[str, Any] = {}
     if chosen.form is not None:
-        undone = {key: defaults[key] for key in chosen.tuned.settings if key not in chosen.form.settings}
+        undone = {key: as_tried[key] for key in chosen.tuned.settings if key not in chosen.form.settings}
         form = undone | chosen.form.settings
     write_recipe(
         chosen.recipe,

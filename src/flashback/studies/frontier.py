@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flashback.config import RunConfig
 from flashback.errors import require
 from flashback.files import ANOTHER_FOLDER, write_atomically
 from flashback.hosts.external import HostFiles
@@ -20,7 +21,7 @@ from flashback.studies.comparison import chosen_seeds, read_finished
 from flashback.studies.executors import find_executor
 from flashback.studies.jobs import Executor, Job, RunContext, is_finished
 from flashback.studies.sweeps import Part, Sweep, plan, run_sweep
-from flashback.studies.variants import Variant, of_recipe, parse_form
+from flashback.studies.variants import Variant, check_equal_cost, of_recipe, parse_form
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
@@ -99,7 +100,7 @@ def trace_frontier(
         common = overrides if form.flashback else bare
         others = {key: value for key, value in common.items() if key not in form_settings}
         parts.append(Part((host,), (str(benchmark),), tuple(seeds), (arm,), recipe, others, grid))
-    check_parts(parts, folder, context)
+    check_parts(parts, base, folder, context)
     sweep = Sweep(f"frontier of {host}", tuple(parts))
     outcome = run_sweep(
         sweep, folder, on=executor, data=data, device=device, host_file=host_file, track=track,
@@ -114,10 +115,12 @@ def trace_frontier(
     return frontier
 
 
-def check_parts(parts: Sequence[Part], folder: Path, context: RunContext) -> None:
+def check_parts(parts: Sequence[Part], base: RunConfig, folder: Path, context: RunContext) -> None:
     """Refuse before training what a run would refuse; the host alone comes first."""
     for part in parts:
-        config = config_from_dict(max(plan(Sweep("", (part,)), folder, context), key=weight_of).config)
+        jobs = plan(Sweep("", (part,)), folder, context)
+        config = config_from_dict(max(jobs, key=lambda job: abs(weight_of(job) - 1)).config)  # 1 suits every host
+        check_equal_cost(config, base)
         loaded = open_benchmark(config, context.data)
         require(len(loaded.tasks) > 1, "a frontier needs at least two tasks: after the first, nothing is old")
         build_method(config, loaded, "cpu")

@@ -11,10 +11,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from flashback.config import RunConfig, parse_assignment
+from flashback.config import RunConfig, parse_assignment, to_dict
 from flashback.errors import require, unknown
 from flashback.plain_yaml import read_yaml
 from flashback.recipes import check_not_fixed_by_user
+from flashback.recipes.resolving import recipe_values
+from flashback.records import dotted
 from flashback.results.naming import setting_in_words
 
 FLASHBACK_KEYS = "flashback."
@@ -35,7 +37,10 @@ class Variant:
         """The settings of a run with this many epochs per task."""
         if not self.flashback or self.phase1 is None or PHASE_1_EPOCHS in self.settings:
             return dict(self.settings)
-        return {**self.settings, PHASE_1_EPOCHS: min(epochs - 1, max(1, round(self.phase1 * epochs)))}
+        first = round(self.phase1 * epochs)
+        if 0 < self.phase1 < 1:  # an epoch for each phase; a single one is left to phase 1, which a run refuses
+            first = max(1, min(first, epochs - 1))
+        return {**self.settings, PHASE_1_EPOCHS: first}
 
 
 def of_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,12 +55,34 @@ def catalogue() -> Mapping[str, Mapping[str, Any]]:
     return entries
 
 
+def settings_for_both_arms(base: RunConfig) -> dict[str, Any]:
+    """The values of the host alone for all settings that its recipe changes for flashback."""
+    alone, with_flashback = (
+        recipe_values(base.host.name, base.benchmark.name, base.recipe, flashback) for flashback in (False, True)
+    )
+    values = dotted(to_dict(base))
+    return {key: values[key] for key, value in with_flashback.items() if key not in alone or alone[key] != value}
+
+
+def check_equal_cost(config: RunConfig, base: RunConfig) -> None:
+    """Refuse a form whose runs take more or fewer epochs than those of the host alone."""
+    training, host = config.training, base.training
+    require(
+        (training.epochs, training.first_epochs) == (host.epochs, host.first_epochs)
+        and config.flashback.equal_budget(training.epochs),
+        "forms are compared at equal cost; leave out training.epochs, training.first_epochs and "
+        "flashback.second_epochs",
+    )
+
+
 def variants_of(name: str, base: RunConfig) -> Iterator[Variant]:
     """Every combination of the values of a form in the catalogue.
 
+    A form is the same whatever the recipe changes for flashback: its settings undo such changes.
+
     Args:
         name: The name of the form.
-        base: The recipe, whose alpha_p and share of phase 1 the form starts from.
+        base: The host alone with its recipe, whose alpha_p and share of phase 1 the form starts from.
     """
     if name not in catalogue():
         raise unknown("form", name, catalogue())
@@ -64,10 +91,13 @@ def variants_of(name: str, base: RunConfig) -> Iterator[Variant]:
     if "alpha" in entry:
         choices[ALPHA] = [float(f"{factor * base.flashback.alpha:.12g}") for factor in entry["alpha"]]
     flashback = bool(entry.get("flashback", False))
+    undone = settings_for_both_arms(base) if flashback else {}
     has_phase_1 = flashback and choices.get("flashback.teacher") != ["running"]
     phase1 = float(entry.get("phase1", base.flashback.epochs / base.training.epochs)) if has_phase_1 else None
+    if phase1 is not None:
+        undone.pop(PHASE_1_EPOCHS, None)
     for values in itertools.product(*choices.values()):
-        yield Variant(name, dict(zip(choices, values, strict=True)), flashback, phase1)
+        yield Variant(name, undone | dict(zip(choices, values, strict=True)), flashback, phase1)
 
 
 def parse_form(text: str, base: RunConfig) -> Variant:
