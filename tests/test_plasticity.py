@@ -278,6 +278,24 @@ def test_teachers_normalise_with_the_statistics_of_the_batch() -> None:
     torch.testing.assert_close(host.stable(x).logits, copy.deepcopy(host.stable.model.module).train()(x).logits)
 
 
+def test_layers_that_stay_frozen_keep_stored_statistics_in_teachers_too() -> None:
+    """A teacher with the weights of its student gives the same logits, so that stability has no gradient there."""
+    host = quick_host("lwf-mc", training__teacher_statistics="batch")
+    backbone = host.net.backbone
+    for layer in backbone.layers[:2]:
+        layer.requires_grad_(False)
+    backbone.keep_frozen()
+    assert backbone.frozen_norms == {"layers.1"}
+    teacher = ModelKnowledge(host.net, batch_statistics=True).train()
+    x = torch.randn(8, *host.benchmark.image_shape) * 3 + 1
+    torch.testing.assert_close(teacher(x).logits, host.net.train()(x).logits)
+
+
+def test_an_anchor_on_features_that_are_frozen_is_refused() -> None:
+    with pytest.raises(FlashbackError, match=r"no effect with training\.freeze_backbone=true"):
+        quick_flashback("icarl", training__freeze_backbone=True, flashback__distance="features")
+
+
 def test_the_statistics_of_the_teacher_are_a_setting_of_the_host_alone_too() -> None:
     losses = []
     for statistics in ("stored", "batch"):

@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "flashback.epochs": 1,
     "flashback.alpha": 0.1,
 }
-WITHOUT_PLASTIC: dict[str, Any] = {"flashback__alpha": 0.0, "flashback__merge": 0.0}
+WITHOUT_PLASTIC: dict[str, Any] = {"flashback__alpha": 0.0, "flashback__merge": 0.0, "flashback__start": 0.0}
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,11 @@ class PlasticityLoss:
             "would change; leave it out",
         )
         require(
+            settings.distance != "features" or not host.config.training.freeze_backbone or type(host.net) is not Net,
+            "flashback.distance=features has no effect with training.freeze_backbone=true, which keeps all features as "
+            "they are; leave one of them out",
+        )
+        require(
             settings.support != "memory" or host.memory is not None,
             f"flashback.support=memory needs a host with a memory; {self.name} has none, use host or all",
         )

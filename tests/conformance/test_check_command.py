@@ -177,6 +177,10 @@ def test_every_promise_is_told_when_it_has_been_looked_into() -> None:
     assert len(checks) == len(PROMISES)
 
 
+def test_promises_hold_wherever_phase_2_starts() -> None:
+    assert broken(check_host("lwf-mc", settings={"flashback.start": 0.5}, benchmark=few_images())) == {}
+
+
 def test_a_host_without_knowledge_is_asked_for_less() -> None:
     assert len(check_host("finetune", benchmark=few_images())) == len(PROMISES_OF_ANY_HOST)
 

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.knowledge.distances import squared_error
 from flashback.memory import Memory
-from flashback.nets import Frozen, Output
+from flashback.nets import Backbone, Frozen, Output
 
 
 class Knowledge(nn.Module):
@@ -35,14 +35,18 @@ class ModelKnowledge(Knowledge):
 
     Args:
         model: The model to copy.
-        batch_statistics: Whether batch norm uses the statistics of the batch in training, in place of the stored ones.
-            No stored statistic changes.
+        batch_statistics: Whether batch norm uses the statistics of the batch in training, in place of the stored ones,
+            except in layers that the model keeps frozen. No stored statistic changes.
     """
 
     def __init__(self, model: nn.Module, batch_statistics: bool = False) -> None:
         super().__init__()
         self.model = Frozen(model)
-        self.norms = [module for module in self.model.modules() if batch_statistics and isinstance(module, _BatchNorm)]
+        parts = list(self.model.modules()) if batch_statistics else []
+        frozen = {
+            part.get_submodule(name) for part in parts if isinstance(part, Backbone) for name in part.frozen_norms
+        }
+        self.norms = [part for part in parts if isinstance(part, _BatchNorm) and part not in frozen]
         self.answers: dict[int, tuple[Tensor, Output]] | None = None  # inside `cached_outputs`
 
     def forward(self, x: Tensor) -> Output:
