@@ -22,15 +22,7 @@ from flashback.engines.following import Follower
 from flashback.errors import FlashbackError, Interrupted, import_extra, require, warn_once
 from flashback.files import LARGEST_CONFIG, make_folder, read_file, refuse_special, sha256, write_atomically
 from flashback.records import FolderInUseError, RunFolder, is_finished
-from flashback.studies.jobs import (
-    ELSEWHERE,
-    Job,
-    Problems,
-    attempt_on_node,
-    check_jobs,
-    device_type,
-    needed_files,
-)
+from flashback.studies.jobs import ELSEWHERE, Job, Problems, attempt_on_node, check_jobs, device_type, needed_files
 from flashback.studies.processes import PATIENCE, handling
 from flashback.training.environment import source_digest
 from flashback.training.trainer import Observer

@@ -21,15 +21,7 @@ from flashback.engines.following import Follower
 from flashback.errors import FlashbackError, Interrupted, import_extra, require
 from flashback.files import LARGEST_RECORD, make_folder, read_file, refuse_special, write_atomically
 from flashback.records import is_finished
-from flashback.studies.jobs import (
-    Job,
-    Problems,
-    attempt_on_node,
-    check_jobs,
-    device_type,
-    run_packed,
-    runs_on_a_gpu,
-)
+from flashback.studies.jobs import Job, Problems, attempt_on_node, check_jobs, device_type, run_packed, runs_on_a_gpu
 from flashback.studies.processes import handling
 from flashback.training.environment import source_digest
 from flashback.training.trainer import Observer
