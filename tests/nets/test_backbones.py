@@ -338,6 +338,52 @@ class NoForward(Backbone):
         super().__init__()
 
 
+class Trunk(nn.Module):
+    def forward(self, x):
+        return x.amax((2, 3)).repeat(1, 4)[:, :4]
+
+
+class Mixed(Backbone, Trunk):
+    """The forward that it inherits counts, although it defines maps."""
+
+    width = 4
+
+    def stage_maps(self, x):
+        return [x]
+
+
+class SetInConstructor(Backbone):
+    width = 4
+
+    def __init__(self):
+        super().__init__()
+        self.forward = Trunk().forward
+
+
+class MapsAlone(Backbone):
+    width = 1
+
+    def stage_maps(self, x):
+        return [x]
+
+
+@pytest.mark.parametrize("kind", [Mixed, SetInConstructor])
+def test_a_forward_that_is_inherited_or_assigned_is_kept(kind):
+    x = torch.rand(2, 1, 5, 5)
+    assert torch.equal(built_as(kind)(x), Trunk()(x))
+
+
+def test_the_features_of_a_network_that_only_gives_maps_are_their_mean():
+    x = torch.rand(2, 1, 5, 5)
+    assert torch.equal(built_as(MapsAlone)(x), x.mean((2, 3)))
+
+
+def built_as(kind):
+    with forgetting(NETS):
+        NETS.register("own")(lambda shape: kind())
+        return build_backbone("own", (1, 5, 5))
+
+
 @pytest.mark.parametrize(
     ("maker", "message"),
     [

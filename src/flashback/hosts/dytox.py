@@ -48,7 +48,7 @@ class DyTox(ExemplarHost):
     def check(self) -> None:
         super().check()
         require(
-            gives_maps(self.net.backbone),
+            gives_maps(type(self.net.backbone)),
             f"dytox takes the last maps of a network as patches, and {type(self.net.backbone).__name__} gives none; "
             "choose another host.net, such as convit, or give its class a method stage_maps(x) or levels()",
         )

@@ -55,7 +55,7 @@ class PODNet(ExemplarHost):
     def check(self) -> None:
         super().check()
         require(
-            gives_maps(self.net.backbone),
+            gives_maps(type(self.net.backbone)),
             f"podnet compares the maps of a network's stages, and {type(self.net.backbone).__name__} gives none; "
             "choose another host.net, or give its class a method stage_maps(x) that returns them, or levels()",
         )

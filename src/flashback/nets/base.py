@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -62,17 +62,15 @@ class Backbone(nn.Module):
     frozen_parameters: frozenset[str] = frozenset()
     frozen_norms: frozenset[str] = frozenset()  # norm layers whose running statistics are frozen too
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Give a class that defines its maps, but neither defines nor inherits `forward`, their mean as features."""
+        super().__init_subclass__(**options)
+        if cls.forward is nn.Module.forward and gives_maps(cls):
+            cls.forward = mean_of_last_maps
+
     def __call__(self, x: Tensor) -> Any:
         """Run images through the network; on several devices each rank runs a part of them."""
         return split_pass(super().__call__, x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute features [B, width]; by default the spatial mean of the last of `stage_maps`.
-
-        Args:
-            x: Normalised images, [B, C, H, W].
-        """
-        return self.stage_maps(x)[-1].mean((2, 3))
 
     def keep_frozen(self) -> Self:
         """Remember which parameters are frozen now, so that `set_trainable` never unfreezes them."""
@@ -169,9 +167,12 @@ def scaled(channels: Iterable[int], width: float) -> tuple[int, ...]:
     return tuple(max(1, round(width * usual)) for usual in channels)
 
 
-def gives_maps(backbone: Backbone) -> bool:
+def mean_of_last_maps(backbone: Backbone, x: Tensor) -> Tensor:
+    return backbone.stage_maps(x)[-1].mean((2, 3))
+
+
+def gives_maps(kind: type[Backbone]) -> bool:
     """Return whether a class of networks defines `stage_maps`, itself or by its `levels`."""
-    kind = type(backbone)
     return kind.stage_maps is not Backbone.stage_maps or kind.levels is not Backbone.levels
 
 
@@ -187,7 +188,13 @@ def full_precision(x: Tensor) -> torch.autocast:
 
 
 class Net(nn.Module):
-    """A backbone and a head. Autocast applies to the backbone only: features and logits are float32."""
+    """A backbone and a head. Autocast applies to the backbone only: features and logits are float32.
+
+    Attributes:
+        features_from_backbone: Whether nothing but the backbone decides the features.
+    """
+
+    features_from_backbone: ClassVar[bool] = True
 
     def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         super().__init__()

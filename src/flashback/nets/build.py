@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flashback.errors import FlashbackError, import_extra, require, shorten, unknown
-from flashback.nets.base import NETS, Backbone, Shape, evaluating, gives_maps
+from flashback.nets.base import NETS, Backbone, Shape, evaluating
 from flashback.nets.weights import cached_weights, read_weights
 
 
@@ -60,7 +60,7 @@ def check_backbone(backbone: object, name: str, image_shape: Shape) -> None:
             f"the net '{name}' is a {type(backbone).__name__}; let its class inherit from flashback.Backbone"
         )
     require(
-        type(backbone).forward is not Backbone.forward or gives_maps(backbone),
+        getattr(backbone.forward, "__func__", None) is not nn.Module.forward,
         f"the net '{name}' does not define forward(x); add this method, which returns features, to its class",
     )
     width = getattr(backbone, "width", None)
