@@ -291,9 +291,14 @@ def test_layers_that_stay_frozen_keep_stored_statistics_in_teachers_too() -> Non
     torch.testing.assert_close(teacher(x).logits, host.net.train()(x).logits)
 
 
-def test_an_anchor_on_features_that_are_frozen_is_refused() -> None:
+@pytest.mark.parametrize("host", ["icarl", "lucir", "bic", "podnet"])
+def test_an_anchor_on_features_that_are_frozen_is_refused(host: str) -> None:
     with pytest.raises(FlashbackError, match=r"no effect with training\.freeze_backbone=true"):
-        quick_flashback("icarl", training__freeze_backbone=True, flashback__distance="features")
+        quick_flashback(host, training__freeze_backbone=True, flashback__distance="features")
+
+
+def test_an_anchor_on_features_of_trained_tokens_is_accepted() -> None:
+    quick_flashback("dytox", training__freeze_backbone=True, flashback__distance="features")
 
 
 def test_the_statistics_of_the_teacher_are_a_setting_of_the_host_alone_too() -> None:

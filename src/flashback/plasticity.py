@@ -120,7 +120,8 @@ class PlasticityLoss:
             "would change; leave it out",
         )
         require(
-            settings.distance != "features" or not host.config.training.freeze_backbone or type(host.net) is not Net,
+            settings.distance != "features"
+            or not (host.config.training.freeze_backbone and getattr(host.net, "features_from_backbone", False)),
             "flashback.distance=features has no effect with training.freeze_backbone=true, which keeps all features as "
             "they are; leave one of them out",
         )

@@ -20,6 +20,7 @@ class TaskTokenNet(Net):
         classes: The classes of the first task.
     """
 
+    features_from_backbone = False
     head: nn.ModuleList  # the classifiers
 
     def __init__(self, backbone: Backbone, classes: int) -> None:
