@@ -117,17 +117,19 @@ def test_forms_of_ones_own_keep_their_share_of_phase_1(fake: FakeRuns, tmp_path:
     assert phases == {(0.5, 2): 1, (0.5, 4): 1, (0.5, 8): 1, (0.3, 2): 1, (0.3, 4): 2, (0.3, 8): 4}
 
 
+def improved_recipe(path: Path, **changes: Any) -> str:
+    """A recipe file that changes settings for flashback alone; two underscores stand for a dot."""
+    given = {key.replace("__", "."): {"value": value, "from": "trials"} for key, value in changes.items()}
+    kind = {"benchmark": "split-fashion-mini", "kind": "improved", "settings": {}, "flashback_settings": given}
+    path.write_text(json.dumps({"host": "lucir", "recipes": [kind]}))
+    return str(path)
+
+
 def test_a_recipe_for_both_arms_holds_what_was_tried(fake: FakeRuns, tmp_path: Path) -> None:
     """The recipe's own changes for flashback are neither mixed into a form nor lost in the recipe that is written."""
-    recipe = tmp_path / "improved.yaml"
-    changes = {
-        "training.average": {"value": 0.99, "from": "trials"},
-        "flashback.teacher": {"value": "running", "from": "trials"},
-    }
-    kind = {"benchmark": "split-fashion-mini", "kind": "improved", "settings": {}, "flashback_settings": changes}
-    recipe.write_text(json.dumps({"host": "lucir", "recipes": [kind]}))
+    recipe = improved_recipe(tmp_path / "improved.yaml", training__average=0.99, flashback__teacher="running")
     fake.score = lambda config: 50.0 + config.flashback.enabled + 2 * (config.training.average == 0.999)
-    choice = choose_form("lucir", out=tmp_path / "out", settings=SETTINGS, recipe=str(recipe), budget=30)
+    choice = choose_form("lucir", out=tmp_path / "out", settings=SETTINGS, recipe=recipe, budget=30)
     flashback = [job.config for job in fake.jobs if job.config["flashback"]["enabled"]]
     assert {config["training"]["average"] for config in flashback} == {None}
     assert {config["flashback"]["teacher"] for config in flashback} == {"primary", "running"}
@@ -136,6 +138,26 @@ def test_a_recipe_for_both_arms_holds_what_was_tried(fake: FakeRuns, tmp_path: P
     written = configure("lucir", recipe=str(choice.recipe), flashback=True)
     assert written.training.average is None
     assert written.flashback.teacher == ("running" if "running" in choice.form.name else "primary")  # type: ignore[union-attr]
+
+
+def test_all_candidates_of_a_round_have_its_length(fake: FakeRuns, tmp_path: Path) -> None:
+    longer = improved_recipe(tmp_path / "longer.yaml", training__epochs=12, training__first_epochs=16)
+    choice = choose_form("lucir", out=tmp_path / "out", settings=SETTINGS, forms=["printed"], recipe=longer)
+    for job in fake.jobs:
+        training, rounds = job.config["training"], job.folder.relative_to(tmp_path / "out").parts[0]
+        assert (f"{training['epochs']}-epochs", training["first_epochs"]) == (rounds, None)
+    assert choice.spent == sum(job.config["training"]["epochs"] for job in fake.jobs) / EPOCHS
+
+
+def test_settings_are_added_to_the_recipe_for_flashback(fake: FakeRuns, tmp_path: Path) -> None:
+    half = improved_recipe(tmp_path / "half.yaml", flashback__epochs=configure("lucir").training.epochs // 2)
+    choose_form("lucir", out=tmp_path / "out", settings=SETTINGS, forms=["flashback.where=better"], recipe=half)
+    phases = {
+        (job.config["training"]["epochs"], job.config["flashback"]["epochs"])
+        for job in fake.jobs
+        if job.config["flashback"]["enabled"]
+    }
+    assert phases == {(2, 1), (4, 2), (8, 4)}
 
 
 @pytest.mark.parametrize("stop", [1, 9, 15, 20, 25])
@@ -206,6 +228,7 @@ def test_forms_that_do_not_apply_are_left_out(fake: FakeRuns, tmp_path: Path) ->
         ({"forms": ["flashback.epochs=8"]}, "no form applies to this host: .*leaves nothing for phase 2"),
         ({"forms": ["flashback.epochs=4,flashback.second_epochs=8"]}, "compared at equal cost"),
         ({"forms": ["training.epochs=40"]}, "compared at equal cost"),
+        ({"forms": ["host.finetune_epochs=200"]}, "compared at equal cost"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fake: FakeRuns, tmp_path: Path, options: dict[str, Any], words: str) -> None:

@@ -8,18 +8,22 @@ from typing import Any
 
 import pytest
 
-from flashback import FlashbackError
+from flashback import FlashbackError, RunConfig
 from flashback.metrics import trade_off
 from flashback.recipes import configure
 from flashback.reports import read_report
 from flashback.results import Frontier, read_run
 from flashback.results.frontier import read_frontier
-from flashback.studies import trace_frontier
-from flashback.studies.variants import catalogue, of_recipe, parse_form, variants_of
+from flashback.studies import trace_frontier, variants
+from flashback.studies.variants import catalogue, check_equal_cost, of_recipe, phase_1_share, variants_of
 from flashback.training import Interrupted
 from helpers import write_tiny
 
 SETTINGS = {"training.epochs": 2, "training.batch_size": 8, "training.lr": 0.3, "flashback.epochs": 1}
+
+
+def parse_form(text: str, base: RunConfig) -> variants.Variant:
+    return variants.parse_form(text, base, phase_1_share(base))
 
 
 def trace(tmp_path: Path, out: str = "out", **options: Any) -> Frontier:
@@ -132,11 +136,37 @@ def test_a_form_has_both_phases_or_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("form", ["flashback.second_epochs=9", "training.epochs=3", "training.first_epochs=5"])
-def test_forms_of_another_cost_are_refused(tmp_path: Path, form: str) -> None:
-    with pytest.raises(FlashbackError, match="forms are compared at equal cost"):
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("flashback.second_epochs=9", r"1 \+ 9 epochs in two phases are not the 2 of the host alone"),
+        ("training.epochs=3", "training.epochs would be 3 and for the host alone 2"),
+        ("training.first_epochs=5", "training.first_epochs would be 5 and for the host alone None"),
+    ],
+)
+def test_forms_of_another_cost_are_refused(tmp_path: Path, form: str, words: str) -> None:
+    with pytest.raises(FlashbackError, match=f"forms are compared at equal cost, but {words}"):
         trace(tmp_path, forms=[form])
     assert not (tmp_path / "out").exists()
+
+
+def test_the_epochs_of_other_stages_count_too() -> None:
+    base = configure("lucir")
+    longer = configure("lucir", settings=parse_form("host.finetune_epochs=200", base).settings)
+    with pytest.raises(FlashbackError, match=r"host\.finetune_epochs would be 200 and for the host alone 10"):
+        check_equal_cost(longer, base)
+
+
+def test_what_a_recipe_changes_for_flashback_does_not_undo_the_users_epochs(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny.npz")
+    change = {"training.epochs": {"value": 5, "from": "trials"}}
+    kind = {"benchmark": "tiny.npz", "kind": "improved", "settings": {}, "flashback_settings": change}
+    recipe = tmp_path / "improved.yaml"
+    recipe.write_text(json.dumps({"host": "lwf-mc", "recipes": [kind]}))
+    frontier = trace(tmp_path, forms=["printed"], weights=[1, 2], recipe=str(recipe))
+    assert not frontier.failures
+    runs = [read_run(path.parent) for path in (tmp_path / "out").rglob("results.json")]
+    assert {run.config["training"]["epochs"] for run in runs} == {2}
 
 
 def test_a_host_without_a_stability_loss_is_refused_whatever_the_weights(tmp_path: Path) -> None:
@@ -152,7 +182,7 @@ def test_a_host_without_a_stability_loss_is_refused_whatever_the_weights(tmp_pat
 @pytest.mark.parametrize("name", catalogue())
 def test_every_form_of_the_catalogue_is_valid(name: str) -> None:
     base = configure("lucir", "split-cifar100")
-    forms = list(variants_of(name, base))
+    forms = list(variants_of(name, base, 0.2))
     assert len({str(form.settings) for form in forms}) == len(forms)
     for form in forms:
         config = configure("lucir", "split-cifar100", flashback=form.flashback, settings=form.at(60))

@@ -35,10 +35,14 @@ def recipe_settings(host: str, benchmark: str, recipe: str, flashback: bool) -> 
     return dotted(to_dict(configure(host, benchmark, recipe=kind, flashback=flashback)))
 
 
+def is_length(key: str) -> bool:
+    """Whether a setting is a number of epochs of the host; flashback only divides them."""
+    return key.endswith("epochs") and key.split(".")[0] in ("training", "host")
+
+
 def shortens_run(key: str) -> bool:
     """Whether a change of this setting makes a run shorter than its recipe, or tests it on other images."""
-    epochs = key.endswith("epochs") and key.split(".")[0] in ("training", "host")  # flashback only divides epochs
-    return epochs or key in (*WHOLE, "benchmark.sizes")
+    return is_length(key) or key in (*WHOLE, "benchmark.sizes")
 
 
 def run_names(runs: Sequence[Run], changes: Sequence[Iterable[str]], with_arm: bool = True) -> list[str]:

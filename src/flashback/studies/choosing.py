@@ -34,6 +34,7 @@ from flashback.studies.variants import (
     check_equal_cost,
     of_recipe,
     parse_form,
+    phase_1_share,
     variants_of,
 )
 from flashback.training.building import build_method, open_benchmark
@@ -43,7 +44,7 @@ SCREENING = (0.25, 0.5)  # lengths of the short runs, as shares of the epochs
 KEPT = 3  # one in three candidates of a kind, with flashback or without, continues to longer runs
 FINALISTS = 2  # forms of flashback that are trained at full length, with several seeds
 FEWEST_SEEDS = 2
-EPOCHS, FIRST_EPOCHS = "training.epochs", "training.first_epochs"
+EPOCHS, FIRST_EPOCHS, SECOND_EPOCHS = "training.epochs", "training.first_epochs", "flashback.second_epochs"
 ALONE = Variant("host alone", {}, False)
 TRIALS = "trials.json"
 
@@ -182,16 +183,17 @@ def choose_form(
 
     def configured(form: Variant, epochs: int | None = None, at: int = seed, recipes: bool = False) -> RunConfig:
         values = {HELD_OUT: VALIDATION, **(of_recipe(overrides) if recipes else overrides)}
+        if form.settings or form.phase1 is not None:
+            values |= form.at(epochs or full)
         if epochs is not None:
-            values |= shortened(base, epochs) | form.at(epochs)
+            values |= shortened(base, epochs)
         return configure(host, benchmark, flashback=form.flashback, seed=at, recipe=recipe, settings=values, data=data)
 
     base = configured(ALONE)
     require(base.benchmark.validation > 0, "tuning needs benchmark.validation above 0; it never uses test images")
     full = base.training.epochs
-    candidates, left_out = applicable(
-        candidates_of(forms, configured(ALONE, recipes=True), full), lambda form: configured(form, full), data
-    )
+    shares = [phase_1_share(configured(Variant("", {}, arm), recipes=True)) for arm in (False, True)]
+    candidates, left_out = applicable(candidates_of(forms, base, *shares), configured, data)
     lengths = sorted({max(2, round(share * full)) for share in SCREENING if max(2, round(share * full)) < full})
     seeds = affordable_seeds(candidates, lengths, full, budget)
 
@@ -247,33 +249,40 @@ def check_kind(host: str, benchmark: str, recipe: str) -> None:
 
 def shortened(base: RunConfig, epochs: int) -> dict[str, Any]:
     first = base.training.first_epochs
-    scaled = {} if first is None else {FIRST_EPOCHS: max(1, round(first * epochs / base.training.epochs))}
-    return {EPOCHS: epochs, **scaled}
+    scaled = None if first is None else max(1, round(first * epochs / base.training.epochs))
+    return {EPOCHS: epochs, FIRST_EPOCHS: scaled, SECOND_EPOCHS: None}
 
 
-def candidates_of(forms: Sequence[str], base: RunConfig, full: int) -> list[Variant]:
-    """The host alone, and every combination of values of the forms, each with a name of its own."""
+def candidates_of(forms: Sequence[str], base: RunConfig, share: float, own_share: float) -> list[Variant]:
+    """The host alone, and every combination of values of the forms, each with a name of its own.
+
+    Args:
+        forms: Names of the catalogue, or settings.
+        base: The host alone.
+        share: The share of phase 1 in the recipe of the host alone, for forms of the catalogue.
+        own_share: The share in the recipe for flashback, for forms that are settings.
+    """
     candidates = [ALONE]
     for text in forms or list(catalogue()):
-        several = [parse_form(text, base)] if "=" in text else list(variants_of(text.strip(), base))
+        several = [parse_form(text, base, share)] if "=" in text else list(variants_of(text.strip(), base, share))
         for form in several:
             varying = [key for key, value in form.settings.items() if any(o.settings[key] != value for o in several)]
             words = ", ".join(setting_in_words(key, form.settings[key]) for key in varying)
-            candidates.append(scaling(form, f"{form.name} ({words})" if words else form.name, base, full))
+            name = f"{form.name} ({words})" if words else form.name
+            candidates.append(scaling(replace(form, name=name), own_share, base.training.epochs))
     names = [form.name for form in candidates]
     require(len(set(names)) == len(names), "each form counts once; one is repeated")
     return candidates
 
 
-def scaling(form: Variant, name: str, base: RunConfig, full: int) -> Variant:
-    """A form under another name whose phase 1 keeps its share of the epochs in shorter runs."""
+def scaling(form: Variant, share: float, full: int) -> Variant:
+    """A form whose phase 1 keeps its share of the epochs, by default the recipe's, in shorter runs."""
     if not form.flashback or form.settings.get("flashback.teacher") == "running":
-        return replace(form, name=name)
+        return form
     settings = dict(form.settings)
     first = settings.pop(PHASE_1_EPOCHS, None)
     phase1 = form.phase1 if first is None else first / full
-    recipes = base.flashback.epochs / base.training.epochs
-    return Variant(name, settings, form.flashback, recipes if phase1 is None else phase1)
+    return replace(form, settings=settings, phase1=share if phase1 is None else phase1)
 
 
 def applicable(

@@ -21,7 +21,7 @@ from flashback.studies.comparison import chosen_seeds, read_finished
 from flashback.studies.executors import find_executor
 from flashback.studies.jobs import Executor, Job, RunContext, is_finished
 from flashback.studies.sweeps import Part, Sweep, plan, run_sweep
-from flashback.studies.variants import Variant, check_equal_cost, of_recipe, parse_form
+from flashback.studies.variants import Variant, check_equal_cost, of_recipe, parse_form, phase_1_share
 from flashback.training.building import build_method, open_benchmark
 from flashback.training.trainer import Observer
 
@@ -83,11 +83,12 @@ def trace_frontier(
     executor = find_executor(on, jobs)
     context = RunContext.of(data, device, host_file, track, executor)
     bare = {key: value for key, value in overrides.items() if not key.startswith("flashback.")}
-    base, origin = (
+    base, of_the_recipe = (
         configure(host, benchmark, flashback=False, recipe=recipe, settings=values, data=data)
         for values in (overrides, of_recipe(overrides))
     )
-    all_forms = [Variant(ALONE, {}, False), *(parse_form(text, origin) for text in forms)]
+    share = phase_1_share(of_the_recipe)
+    all_forms = [Variant(ALONE, {}, False), *(parse_form(text, base, share) for text in forms)]
     names = [form.name for form in all_forms]
     require(len(set(names)) == len(names), f"each form counts once; {', '.join(names[1:])} repeats one")
     parts = []

@@ -17,7 +17,7 @@ from flashback.plain_yaml import read_yaml
 from flashback.recipes import check_not_fixed_by_user
 from flashback.recipes.resolving import recipe_values
 from flashback.records import dotted
-from flashback.results.naming import setting_in_words
+from flashback.results.naming import is_length, setting_in_words
 
 FLASHBACK_KEYS = "flashback."
 ALPHA, PHASE_1_EPOCHS = "flashback.alpha", "flashback.epochs"
@@ -66,23 +66,35 @@ def settings_for_both_arms(base: RunConfig) -> dict[str, Any]:
 
 def check_equal_cost(config: RunConfig, base: RunConfig) -> None:
     """Refuse a form whose runs take more or fewer epochs than those of the host alone."""
-    training, host = config.training, base.training
+    form, host = (dotted(to_dict(each)) for each in (config, base))
+    for key in form:
+        require(
+            not is_length(key) or form[key] == host[key],
+            f"forms are compared at equal cost, but {key} would be {form[key]} and for the host alone {host[key]}",
+        )
+    first, second = config.flashback.split(config.training.epochs) if config.flashback.enabled else (0, 0)
     require(
-        (training.epochs, training.first_epochs) == (host.epochs, host.first_epochs)
-        and config.flashback.equal_budget(training.epochs),
-        "forms are compared at equal cost; leave out training.epochs, training.first_epochs and "
-        "flashback.second_epochs",
+        config.flashback.equal_budget(config.training.epochs),
+        f"forms are compared at equal cost, but {first} + {second} epochs in two phases are not the "
+        f"{config.training.epochs} of the host alone; leave out flashback.second_epochs, or set it to null where a "
+        "recipe sets it",
     )
 
 
-def variants_of(name: str, base: RunConfig) -> Iterator[Variant]:
+def phase_1_share(config: RunConfig) -> float:
+    """The share of the epochs that phase 1 has in a recipe."""
+    return config.flashback.epochs / config.training.epochs
+
+
+def variants_of(name: str, base: RunConfig, share: float) -> Iterator[Variant]:
     """Every combination of the values of a form in the catalogue.
 
     A form is the same whatever the recipe changes for flashback: its settings undo such changes.
 
     Args:
         name: The name of the form.
-        base: The host alone with its recipe, whose alpha_p and share of phase 1 the form starts from.
+        base: The host alone, whose alpha_p the form starts from.
+        share: The share of phase 1, for forms that do not decide it.
     """
     if name not in catalogue():
         raise unknown("form", name, catalogue())
@@ -93,21 +105,26 @@ def variants_of(name: str, base: RunConfig) -> Iterator[Variant]:
     flashback = bool(entry.get("flashback", False))
     undone = settings_for_both_arms(base) if flashback else {}
     has_phase_1 = flashback and choices.get("flashback.teacher") != ["running"]
-    phase1 = float(entry.get("phase1", base.flashback.epochs / base.training.epochs)) if has_phase_1 else None
+    phase1 = float(entry.get("phase1", share)) if has_phase_1 else None
     if phase1 is not None:
         undone.pop(PHASE_1_EPOCHS, None)
     for values in itertools.product(*choices.values()):
         yield Variant(name, undone | dict(zip(choices, values, strict=True)), flashback, phase1)
 
 
-def parse_form(text: str, base: RunConfig) -> Variant:
+def parse_form(text: str, base: RunConfig, share: float) -> Variant:
     """Read a form: a name of the catalogue, `key=value,key=value`, or a name followed by such settings.
+
+    Args:
+        text: What the user wrote.
+        base: As for `variants_of`.
+        share: As for `variants_of`.
 
     Raises:
         FlashbackError: There is no such form, or a setting is not written as key=value.
     """
     first, *others = OUTSIDE_BRACKETS.split(text)
-    known = next(variants_of(first.strip(), base)) if "=" not in first else Variant("", {}, False)
+    known = next(variants_of(first.strip(), base, share)) if "=" not in first else Variant("", {}, False)
     overrides = dict(map(parse_assignment, others if known.name else [first, *others]))
     check_not_fixed_by_user(overrides, "a form")
     settings = {**known.settings, **overrides}
