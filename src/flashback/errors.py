@@ -31,10 +31,11 @@ class FlashbackError(Exception):
 
 
 SAVED = "stopped and saved; the same call continues from here"
+NOT_SAVED = "there was no space to save it; the same call continues from the last checkpoint, if there is one"
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was asked to stop and has saved its state."""
+    """A run was asked to stop, and has saved its state unless the message says otherwise."""
 
     def __init__(self, message: str = SAVED) -> None:
         super().__init__(message)

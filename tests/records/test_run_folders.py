@@ -273,6 +273,20 @@ def test_a_run_without_room_for_checkpoints_ends_well(
     assert read_record(tmp_path / "run").results
 
 
+def test_a_run_that_stops_without_room_does_not_claim_to_be_saved(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(checkpoints: Any, *_: Any) -> None:
+        checkpoints.stopping.set()
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(flashback.training.Checkpoints, "due", lambda *_: True)
+    monkeypatch.setattr(flashback.training.Checkpoints, "write", no_room)
+    no_claim = pytest.raises(flashback.training.Interrupted, match="there was no space to save it")
+    with pytest.warns(UserWarning, match="no space for a checkpoint"), no_claim:
+        flashback.run(config_for(dataset), out=tmp_path / "run", device="cpu")
+
+
 def test_a_run_on_other_data_is_not_gone_on_with(dataset: Path, tmp_path: Path) -> None:
     config = config_for(dataset)
     folder = RunFolder.open(tmp_path / "run", to_dict(config))

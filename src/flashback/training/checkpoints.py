@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flashback import ranks
 from flashback.config import CheckpointConfig, build
-from flashback.errors import FlashbackError, require
+from flashback.errors import NOT_SAVED, SAVED, FlashbackError, require
 from flashback.errors import Interrupted as Interrupted
 from flashback.files import (
     LARGEST_RECORD,
@@ -94,11 +94,13 @@ class Checkpoints:
             store(state)
         if stores and not self.is_time(position):
             return
+        outcome = SAVED
         try:
             self.write(state)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
+            outcome = NOT_SAVED
             warnings.warn(
                 f"no space for a checkpoint in {self.folder} ({os.strerror(error.errno)}); {REMEDIES[error.errno]}; "
                 "the run continues without it",
@@ -106,7 +108,7 @@ class Checkpoints:
             )
         self._last = time.monotonic()
         if self.stopping.is_set():
-            raise Interrupted
+            raise Interrupted(outcome)
 
     def after(self, tasks: int) -> "Checkpoints":
         """The checkpoints of the model after this many tasks."""
