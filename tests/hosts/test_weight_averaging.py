@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashback import Flashback, FlashbackError, Trainer
+from flashback import Benchmark, Flashback, FlashbackError, Trainer
 from flashback.conformance import check_host
 from flashback.hosts import HOSTS, Host
 from flashback.nets import BatchNorm2d
@@ -38,9 +38,11 @@ def copied(host: Host) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in host.net.state_dict().items()}
 
 
-def trained(name: str, tasks: int, **settings: Any) -> tuple[Host, list[dict[str, Tensor]], Trainer]:
+def trained(
+    name: str, tasks: int, benchmark: Benchmark | None = None, **settings: Any
+) -> tuple[Host, list[dict[str, Tensor]], Trainer]:
     """The host after so many tasks, and its network after each step of the last of them."""
-    benchmark = tiny_benchmark((2, 3), per_class=8)
+    benchmark = benchmark or tiny_benchmark((2, 3), per_class=8)
     host = quick_host(name, benchmark, **{"training__momentum": 0.9, **small_settings(name), **settings})
     steps = Steps(tasks - 1)
     steps.trainer = Trainer(host, benchmark, checkpointer=steps)
@@ -111,6 +113,18 @@ def test_merging_moves_back_the_backbone_and_the_rows_of_earlier_classes(name: s
             merged = 0.75 * last[key][:2] + 0.25 * began[key][:2]
             assert torch.allclose(now[key][:2], merged, atol=1e-6), key
             assert torch.equal(now[key][2:], last[key][2:]), key
+
+
+def test_the_part_of_a_new_task_is_not_merged_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many classes as the backbone has features: the length of a weight does not make its rows classes."""
+    monkeypatch.setattr(HOSTS["dytox"], "stages", lambda self: [self.main_stage()])  # without the fine-tuning
+    settings = {**small_settings("dytox"), "training__merge": 0.5, "host__memory_size": 64}
+    host, nets, _ = trained("dytox", 2, tiny_benchmark((32, 32), per_class=2), **settings)
+    assert host.net.backbone.width == host.columns == 64
+    new = [name for name in parameter_names(host) if name.startswith(("tokens.1", "head.1."))]
+    assert len(new) == 5
+    for name in new:
+        assert torch.equal(copied(host)[name], nets[-1][name]), name
 
 
 def test_the_first_task_has_nothing_to_merge_with() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flashback.batches import Batch, prefetch, split_batches
 from flashback.hosts.stages import Stage
+from flashback.nets import Net
 
 if TYPE_CHECKING:
     from flashback.hosts.base import Host
@@ -67,11 +68,13 @@ class WeightCopies(nn.Module):
         """
         shared = [module for module in host.net.modules() if getattr(module, "shared_by_tasks", False)]
         inside = {id(parameter) for module in shared for parameter in module.parameters()}
+        head = cast(Net, host.net).head  # that of DyTox has a part for each task instead of rows
+        rows = set() if isinstance(head, nn.ModuleList) else {id(parameter) for parameter in head.parameters()}
         old = host.task.old.stop
         for first, weight in zip(self.first, self.weights, strict=False):
             if id(weight) in inside:
                 weight.lerp_(first, share)
-            elif weight.ndim and len(weight) == host.columns:
+            elif id(weight) in rows and weight.ndim and len(weight) == host.columns:
                 weight[:old].lerp_(first[:old], share)
 
 
