@@ -13,7 +13,7 @@ import torch
 from PIL import Image as Pictures
 from torch.utils.data import Dataset, Subset
 
-from flashback.errors import FlashbackError
+from flashback.errors import FlashbackError, printable
 from flashback.models.learner import Learner
 from flashback.models.sources import collect, list_parts, list_source
 
@@ -180,12 +180,13 @@ def test_what_is_no_data_set_of_images_is_a_sentence(source: Any, sentence: str)
         list_parts(source())
 
 
-def test_arrays_are_evaluated_as_they_are_learned(tmp_path: Path) -> None:
-    arrays = {name: np.stack([np.asarray(each) for each in pictures(4)]) for name in ("cup", "fork")}
+@pytest.mark.parametrize("names", [("cup", "fork"), ("c\tup", "fork\x1b[2J")])
+def test_arrays_are_evaluated_as_they_are_learned(tmp_path: Path, names: Sequence[str]) -> None:
+    arrays = {name: np.stack([np.asarray(each) for each in pictures(4)]) for name in names}
     model = Learner.create(tmp_path / "m", settings=QUICK)
-    model.learn(arrays)
+    assert model.learn(arrays).classes == tuple(map(printable, names))
     assert model.evaluate(arrays).images == 8
-    assert model.predict({"anything": arrays["cup"]}, top=1).rows[0].path == "anything[0]"
+    assert model.predict({"anything": arrays[names[0]]}, top=1).rows[0].path == "anything[0]"
 
 
 def test_classes_that_are_numbers_are_judged_by_their_numbers_in_any_order(tmp_path: Path) -> None:

@@ -146,14 +146,14 @@ def _list_arrays(arrays: Mapping[str, Any]) -> list[ListedImage]:
     """List a mapping of class names to images, uint8 [n, H, W] or [n, H, W, C]."""
     listed = []
     for name, images in arrays.items():
-        pixels = np.asarray(images)
+        label, pixels = printable(str(name)), np.asarray(images)
         require(
             pixels.dtype == np.uint8 and pixels.ndim in (3, 4) and (pixels.ndim == 3 or pixels.shape[3] in (1, 3)),
-            f"the images of '{name}' must be uint8 [n, H, W] or [n, H, W, C] with 1 or 3 channels, not "
+            f"the images of '{label}' must be uint8 [n, H, W] or [n, H, W, C] with 1 or 3 channels, not "
             f"{pixels.dtype} {list(pixels.shape)}",
         )
         for row, image in enumerate(pixels if pixels.ndim == 4 else pixels[..., None]):
-            listed.append(ListedImage(f"{name}[{row}]", str(name), partial(fit_array, image)))
+            listed.append(ListedImage(f"{label}[{row}]", label, partial(fit_array, image)))
     require(bool(listed), "there are no images in this mapping; give arrays by class name")
     return listed
 
