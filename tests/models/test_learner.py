@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -186,10 +187,62 @@ def test_a_share_of_every_class_is_held_out_and_only_a_budget_is_kept(tmp_path: 
 
 
 def test_copies_of_held_out_images_are_counted(tmp_path: Path) -> None:
+    """Those that are trained on, and those in the memory."""
     model = learner(tmp_path / "m", holdout=0.5)
     held_out = model.folder.held_out(model.learn(arrays(0, 1)))
     again = held_out.x[held_out.y == 0].permute(0, 2, 3, 1).numpy()
-    assert model.learn({**arrays(2), "class 0": again}).copies == len(again) // 2  # the other half is held out again
+    version = model.learn({**arrays(2), "class 0": again})
+    assert (version.copies, version.images) == (1, 7)  # one of them has to be trained on
+    model = learner(tmp_path / "split", memory=100)
+    images, tests = (arrays(0, part=part)["class 0"] for part in ("train", "test"))
+    save_split(tmp_path / "first.npz", images, tests)
+    save_split(tmp_path / "second.npz", tests, images)
+    assert model.learn(tmp_path / "first.npz").copies == 0
+    assert model.learn(tmp_path / "second.npz").copies == len(tests) + len(images)
+
+
+def save_split(file: Path, train: np.ndarray, test: np.ndarray) -> None:
+    labels = [np.zeros(len(images), np.int64) for images in (train, test)]
+    np.savez(file, x_train=train, y_train=labels[0], x_test=test, y_test=labels[1], class_names=["class 0"])
+
+
+def contents(images: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_images_that_come_again_stay_on_their_side(share: float, tmp_path: Path) -> None:
+    """A folder that has grown is learned again: nobody is judged on what was trained on before."""
+    model = learner(tmp_path / "m", memory=100, holdout=share)
+    few, all_images = (arrays(0, 1, 2, rows=slice(count)) for count in (7, 12))
+    first = model.learn(few)
+    held_out = contents(model.folder.held_out(first).x)
+    trained = contents(model.load().host.memory.images[: first.images])  # the memory has room for all of them
+    assert (len(held_out), len(trained)) == (first.held_out, first.images) == ([3, 6][share > 0.2], 21 - len(held_out))
+    second = model.learn(all_images)
+    kept = model.folder.held_out(second).x
+    assert len(contents(kept)) == len(kept) == second.held_out
+    assert held_out <= contents(kept)
+    memory = model.load().host.memory
+    assert not contents(kept) & (trained | contents(memory.images[: memory.filled]))
+    third = model.learn(arrays(3))
+    assert (second.copies, third.copies) == (0, 0)
+    assert third.judged["class 0"] == int((model.folder.held_out(second).y == 0).sum())
+
+
+def test_new_images_of_known_classes_are_held_out_in_the_same_share(tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (2000, 8, 8), dtype=np.uint8)
+    model = learner(tmp_path / "m", holdout=0.2, settings={"training.batch_size": 500, "training.epochs": 1})
+    assert model.learn({"a": noise[:1000], "b": noise[:500]}).held_out == 200 + 100
+    assert model.learn({"a": noise[1000:]}).held_out == pytest.approx(200, abs=40)
+
+
+@pytest.mark.parametrize("images", [1, 2, 3])
+def test_every_class_has_an_image_to_learn_from(images: int, tmp_path: Path) -> None:
+    model = learner(tmp_path / "m", holdout=0.9)
+    version = model.learn({**arrays(0), "rare": arrays(1)["class 1"][:images]})
+    assert version.judged.get("rare", 0) == images - 1
+    assert version.images == 1 + 1
 
 
 # ---------------------------------------------------------------- judging
@@ -246,6 +299,28 @@ def test_pruned_versions_stay_in_the_history_but_cannot_be_used(tmp_path: Path) 
     assert [n for n in range(1, 5) if model.folder.has_model(n)] == [3, 4]
     with pytest.raises(FlashbackError, match="version 1 was removed"):
         model.rollback(1)
+
+
+def test_pruning_finishes_an_update_that_was_stored_but_not_put_to_use(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m")
+    model.learn(arrays(0, 1))
+    kill_during_update(model, arrays(2, 3), "finish")
+    assert model.current == 1
+    model.prune(keep=0)
+    assert model.current == 2
+    assert model.load().class_names == ("class 0", "class 1", "class 2", "class 3")
+
+
+def test_a_lost_current_version_is_not_taken_for_a_new_model(tmp_path: Path) -> None:
+    model = learner(tmp_path / "m")
+    model.learn(arrays(0, 1))
+    model.learn(arrays(2))
+    (model.folder.path / "current.json").unlink()
+    model.folder.update.mkdir()
+    with pytest.raises(FlashbackError, match="flashback rollback MODEL VERSION"):
+        model.learn(arrays(3))
+    shutil.rmtree(model.folder.update)
+    assert model.rollback(2).classes == ("class 0", "class 1", "class 2")
 
 
 # ---------------------------------------------------------------- interruptions

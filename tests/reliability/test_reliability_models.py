@@ -206,7 +206,7 @@ def test_class_names_of_a_stranger_cannot_command_the_terminal(pair: tuple[Path,
     def forge(values: dict[str, Any]) -> None:
         del values["checksum"]
         values["classes"][0] = hostile
-        values.update(before={}, after={}, judged={})
+        values.update(before={}, after={}, judged={}, cuts=dict.fromkeys(values["classes"], 0.1))
 
     edit(pair[0] / "versions" / "0002" / "version.json", forge)
     model = fb.load_model(pair[0], "cpu")

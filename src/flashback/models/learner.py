@@ -20,14 +20,15 @@ from flashback.benchmarks.image_lists import Shape
 from flashback.benchmarks.load import measure_channels
 from flashback.config import to_dict
 from flashback.errors import FlashbackError, printable, require
-from flashback.files import make_folder
+from flashback.files import make_folder, sha256
 from flashback.hosts.base import HOSTS, Host
+from flashback.memory import Memory
 from flashback.models.evaluation import FileEvaluation, evaluate_files
 from flashback.models.export import export_model
 from flashback.models.model import Model
 from flashback.models.prediction import Predictions, predict_files
 from flashback.models.sources import LabelledImages, Source, collect, image_shape_for, list_parts
-from flashback.models.versions import ACCEPTED, REFUSED, ModelFolder, ModelSettings, PastTask, Version
+from flashback.models.versions import ACCEPTED, REFUSED, UPDATE_RECORD, ModelFolder, ModelSettings, PastTask, Version
 from flashback.recipes import config_from_dict, configure
 from flashback.records import CHECKPOINT
 from flashback.seeds import seeded_generator
@@ -42,7 +43,6 @@ DEFAULT_HOST = "replay"  # keeps the memory balanced, and can learn known classe
 DEFAULT_MOMENTUM = 0.9  # of the default host
 CPU_NET = "smallcnn"
 EPOCHS = 20
-UPDATE_RECORD = "update.json"
 
 
 class Learner:
@@ -189,9 +189,8 @@ class Learner:
 
     def _recover(self) -> Version | None:
         """Finish an update that was stopped after its version had been stored."""
-        record = self.folder.update / UPDATE_RECORD
-        number = self.folder.read(record).get("number") if record.exists() else None
-        if number not in self.folder.numbers():
+        number = self.folder.unfinished()
+        if number is None or number not in self.folder.numbers():
             return None
         version = self.folder.version(number)
         self._finish(version)
@@ -204,6 +203,7 @@ class Learner:
         classes = (*known, *train_images.new)
         column = {name: k for k, name in enumerate(classes)}
         labels = torch.tensor([column[name] for name in train_images.names])
+        earlier = self.folder.held_out(parent) if parent else no_images(train_images.x)
         if test_images is not None:
             stray = sorted(set(test_images.names) - set(classes))
             require(
@@ -213,11 +213,13 @@ class Learner:
             held_out = Images(
                 test_images.x, torch.tensor([column[name] for name in test_images.names], dtype=torch.int64)
             )
+            cuts = {**(parent.cuts if parent else {}), **dict.fromkeys(train_images.new, self.settings.holdout)}
         else:
-            train, held_out = self._split(train_images.x, labels, number)
+            train, held_out, cuts = self._split(Images(train_images.x, labels), earlier, classes, parent)
         revisited = tuple(sorted({int(label) for label in torch.unique(labels) if label < len(known)}))
-        earlier = self.folder.held_out(parent) if parent else Images(held_out.x[:0], held_out.y[:0])
-        sample = limited(joined(earlier, held_out), self.settings.held_out_per_class, self.config.seed, number)
+        sample = limited(
+            joined(earlier, without(held_out, earlier)), self.settings.held_out_per_class, self.config.seed, number
+        )
         mean, std = (parent.mean, parent.std) if parent else measure_channels(train.x)
         # Known classes are judged on images of earlier updates, so that wrong labels cannot hide what they spoil.
         of_new_classes = ~torch.isin(held_out.y, earlier.y)
@@ -229,8 +231,9 @@ class Learner:
             images=len(train),
             held_out=len(held_out),
             skipped=len(self.skipped),
-            copies=count_copies(train, joined(earlier, held_out)),
+            copies=0,
             classes=classes,
+            cuts=cuts,
             new=train_images.new,
             revisited=tuple(classes[label] for label in revisited),
             judged={
@@ -250,16 +253,27 @@ class Learner:
         )
         return Update(version, parent, train, evaluation, sample)
 
-    def _split(self, x: Tensor, labels: Tensor, number: int) -> tuple[Images, Images]:
-        """Hold out the same share of every class, at least one image of a class with two or more."""
-        share = self.settings.holdout
-        held_out = torch.zeros(len(labels), dtype=torch.bool)
-        for label in torch.unique(labels).tolist():
-            rows = torch.nonzero(labels == label).flatten()
-            count = max(1, round(share * len(rows))) if share and len(rows) > 1 else 0
-            order = torch.randperm(len(rows), generator=seeded_generator(self.config.seed, number, label, "held out"))
-            held_out[rows[order[:count]]] = True
-        return Images(x[~held_out], labels[~held_out]), Images(x[held_out], labels[held_out])
+    def _split(
+        self, images: Images, earlier: Images, classes: Sequence[str], parent: Version | None
+    ) -> tuple[Images, Images, dict[str, float]]:
+        """Hold out the same share of every new class, at least one image of a class with two or more.
+
+        Every image has a place from 0 to 1, which depends on its pixels, and a class holds out what lies below its cut.
+        So an image that comes again is trained on in every update, or in none.
+        """
+        share, contents, known = self.settings.holdout, digests(images), set(digests(earlier))
+        places = [place(self.config.seed, content) for content in contents]
+        held_out, cuts = torch.zeros(len(images), dtype=torch.bool), dict(parent.cuts if parent else {})
+        for label in torch.unique(images.y).tolist():
+            rows = sorted(torch.nonzero(images.y == label).flatten().tolist(), key=places.__getitem__)
+            name, least = classes[label], 0
+            if name not in cuts:
+                cuts[name] = cut([places[row] for row in rows], share)
+                least = int(share > 0)
+            rows.sort(key=lambda row: contents[row] not in known)
+            count = sum(places[row] < cuts[name] or contents[row] in known for row in rows) if share else 0
+            held_out[rows[: min(max(count, least), len(rows) - 1)]] = True
+        return Images(images.x[~held_out], images.y[~held_out]), Images(images.x[held_out], images.y[held_out]), cuts
 
     def _begin(self, update: Update) -> None:
         """Write down what is being learned; an unfinished update of the same images continues.
@@ -318,7 +332,10 @@ class Learner:
         host.learned = host.task.classes.stop
         after = accuracy_by_class(host.eval(), images, classes)
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        version = replace(update.version, date=date, before=before, after=after, seconds=round(seconds, 1))
+        copies = count_copies(update.train, host.memory, joined(images, update.sample))
+        version = replace(
+            update.version, date=date, copies=copies, before=before, after=after, seconds=round(seconds, 1)
+        )
         reason = reason_to_refuse(version, *limits)
         return replace(version, decision=REFUSED, reason=reason) if reason else version
 
@@ -447,6 +464,7 @@ class Learner:
         """
         require(keep >= 0, f"keep must not be negative, not {keep}")
         with self.folder.lock():
+            self._recover()
             stored = [n for n in self.folder.numbers() if self.folder.has_model(n) and n != self.folder.current]
             return sum(self.folder.remove_model(number) for number in stored[: max(0, len(stored) - keep)])
 
@@ -505,14 +523,40 @@ def open_benchmark(version: Version) -> Benchmark:
     return benchmark_of(past_tasks(version.tasks, version.image_shape), version)
 
 
-def count_copies(images: Images, others: Images) -> int:
-    """How many images are equal to one of the others, pixel by pixel."""
-    known = {row.numpy().tobytes() for row in others.x}
-    return sum(row.numpy().tobytes() in known for row in images.x)
+def digests(images: Images) -> list[str]:
+    """A digest of the pixels of each image."""
+    return [sha256(row.tobytes()) for row in images.x.numpy()]
+
+
+def place(seed: int, content: str) -> float:
+    """A number from 0 to 1 that looks random, but is always the same for an image."""
+    return int(sha256(f"{seed} {content}")[:12], 16) / 16**12
+
+
+def cut(places: Sequence[float], share: float) -> float:
+    """The value below which a share of the places lies, near that share; `places` are in ascending order."""
+    count = min(round(share * len(places)), len(places) - 1)
+    least = math.nextafter(places[count - 1], 1) if count else 0.0
+    return min(max(share, least), places[count])
+
+
+def count_copies(train: Images, memory: Memory | None, others: Images) -> int:
+    """How many images that are trained on, now or from the memory, are equal to one of the others."""
+    known, trained = set(digests(others)), digests(train)
+    replayed = set() if memory is None else set(digests(Images(memory.images[: memory.filled].cpu(), train.y[:0])))
+    return sum(content in known for content in trained) + len((replayed - set(trained)) & known)
 
 
 def joined(first: Images, second: Images) -> Images:
     return Images(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]))
+
+
+def without(images: Images, others: Images) -> Images:
+    """The images that are not among the others with the same label."""
+    known = set(zip(digests(others), others.y.tolist(), strict=True))
+    pairs = zip(digests(images), images.y.tolist(), strict=True)
+    rows = torch.tensor([pair not in known for pair in pairs], dtype=torch.bool)
+    return Images(images.x[rows], images.y[rows])
 
 
 def limited(images: Images, per_class: int, seed: int, number: int) -> Images:

@@ -47,11 +47,12 @@ SETTINGS, CURRENT, VERSION, VERSIONS, UPDATE = "model.json", "current.json", "ve
 DROPPED = f".{UPDATE}"  # an update that is being removed
 CHECKSUM = "checksum"  # in version.json: a digest of everything else in it
 HELD_OUT = "held-out.safetensors"
+UPDATE_RECORD = "update.json"  # the number and the digest of the update that is being learned
 ACCEPTED, REFUSED = "accepted", "refused"
 SIDES = range(8, 2**14)  # of images
 RESTORE = "restore it from a copy of the folder"
 REMEDY = dict.fromkeys((CURRENT, VERSION), "`flashback rollback MODEL VERSION` chooses a version that is whole")
-REMEDY["update.json"] = "remove its folder to drop the unfinished update"
+REMEDY[UPDATE_RECORD] = "remove its folder to drop the unfinished update"
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,10 @@ class Version:
         images: How many images it was trained on.
         held_out: How many of its images were held out.
         skipped: How many files could not be read.
-        copies: How many training images are equal to held-out ones, which makes the accuracies too high.
+        copies: How many images, trained on or in the memory, are equal to held-out ones, which makes the accuracies too
+            high.
         classes: All classes known, in the order of the model's columns.
+        cuts: The place of an image, a number from 0 to 1, below which it is held out, by class.
         new: The classes that this update added.
         revisited: The known classes that it had more images of.
         judged: How many held-out images of each class the accuracies are measured on.
@@ -99,6 +102,7 @@ class Version:
     skipped: int
     copies: int
     classes: tuple[str, ...]
+    cuts: dict[str, float]
     new: tuple[str, ...]
     revisited: tuple[str, ...]
     judged: dict[str, int]
@@ -126,7 +130,7 @@ class Version:
             and min(self.std) > 0
             and len(set(self.classes)) == len(self.classes) == sum(task.new for task in self.tasks)
             and all(task.new >= 0 and set(task.revisited) <= set(columns) for task in self.tasks)
-            and {*self.before, *self.after, *self.judged} <= set(self.classes)
+            and {*self.before, *self.after, *self.judged} <= set(self.cuts) == set(self.classes)
         )
 
     @property
@@ -237,7 +241,7 @@ class ModelFolder:
     @property
     def current(self) -> int | None:
         """The number of the version in use; None before the first one."""
-        if not (self.path / CURRENT).exists() and (self.update.exists() or not self.numbers()):
+        if not (self.path / CURRENT).exists() and self.numbers() in ([], [self.unfinished()]):
             return None
         number = self.read(self.path / CURRENT).get("version")
         require(
@@ -245,6 +249,11 @@ class ModelFolder:
             f"{printable(self.path / CURRENT)} is damaged; `flashback rollback MODEL VERSION` writes it again",
         )
         return number
+
+    def unfinished(self) -> int | None:
+        """The number of the update that is being learned, or that was stored but not yet put to use."""
+        record = self.update / UPDATE_RECORD
+        return self.read(record).get("number") if record.exists() else None
 
     def set_current(self, number: int) -> None:
         self.write(self.path / CURRENT, {"version": number})
