@@ -13,25 +13,23 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from flashback.benchmarks import Benchmark, Images, Task
 from flashback.benchmarks.image_lists import Shape
 from flashback.benchmarks.load import measure_channels
 from flashback.config import to_dict
 from flashback.errors import FlashbackError, printable, require
-from flashback.files import make_folder, sha256
+from flashback.files import make_folder
 from flashback.hosts.base import HOSTS, Host
-from flashback.memory import Memory
 from flashback.models.evaluation import FileEvaluation, evaluate_files
 from flashback.models.export import export_model
+from flashback.models.held_out import count_copies, joined, limited, no_images, split, without
 from flashback.models.model import Model
 from flashback.models.prediction import Predictions, predict_files
 from flashback.models.sources import LabelledImages, Source, collect, image_shape_for, list_parts
 from flashback.models.versions import ACCEPTED, REFUSED, UPDATE_RECORD, ModelFolder, ModelSettings, PastTask, Version
 from flashback.recipes import config_from_dict, configure
 from flashback.records import CHECKPOINT
-from flashback.seeds import seeded_generator
 from flashback.training.building import build_method, explaining_failures
 from flashback.training.checkpoints import Checkpoints, digest_of
 from flashback.training.environment import prepared_device, select_device, select_precision
@@ -215,7 +213,10 @@ class Learner:
             )
             cuts = {**(parent.cuts if parent else {}), **dict.fromkeys(train_images.new, self.settings.holdout)}
         else:
-            train, held_out, cuts = self._split(Images(train_images.x, labels), earlier, classes, parent)
+            train, held_out, cuts = split(
+                Images(train_images.x, labels), earlier, classes, parent.cuts if parent else {}, self.settings.holdout,
+                self.config.seed,
+            )  # fmt: skip
         revisited = tuple(sorted({int(label) for label in torch.unique(labels) if label < len(known)}))
         sample = limited(
             joined(earlier, without(held_out, earlier)), self.settings.held_out_per_class, self.config.seed, number
@@ -252,28 +253,6 @@ class Learner:
             digest=self.folder.digest(number, parent.digest if parent else None, content),
         )
         return Update(version, parent, train, evaluation, sample)
-
-    def _split(
-        self, images: Images, earlier: Images, classes: Sequence[str], parent: Version | None
-    ) -> tuple[Images, Images, dict[str, float]]:
-        """Hold out the same share of every new class, at least one image of a class with two or more.
-
-        Every image has a place from 0 to 1, which depends on its pixels, and a class holds out what lies below its cut.
-        So an image that comes again is trained on in every update, or in none.
-        """
-        share, contents, known = self.settings.holdout, digests(images), set(digests(earlier))
-        places = [place(self.config.seed, content) for content in contents]
-        held_out, cuts = torch.zeros(len(images), dtype=torch.bool), dict(parent.cuts if parent else {})
-        for label in torch.unique(images.y).tolist():
-            rows = sorted(torch.nonzero(images.y == label).flatten().tolist(), key=places.__getitem__)
-            name, least = classes[label], 0
-            if name not in cuts:
-                cuts[name] = cut([places[row] for row in rows], share)
-                least = int(share > 0)
-            rows.sort(key=lambda row: contents[row] not in known)
-            count = sum(places[row] < cuts[name] or contents[row] in known for row in rows) if share else 0
-            held_out[rows[: min(max(count, least), len(rows) - 1)]] = True
-        return Images(images.x[~held_out], images.y[~held_out]), Images(images.x[held_out], images.y[held_out]), cuts
 
     def _begin(self, update: Update) -> None:
         """Write down what is being learned; an unfinished update of the same images continues.
@@ -507,10 +486,6 @@ def past_tasks(tasks: Sequence[PastTask], shape: Sequence[int]) -> list[Task]:
     return past
 
 
-def no_images(like: Tensor) -> Images:
-    return Images(like[:0], torch.zeros(0, dtype=torch.int64))
-
-
 def benchmark_of(tasks: Sequence[Task], version: Version) -> Benchmark:
     names, order = version.classes, tuple(range(len(version.classes)))
     return Benchmark(
@@ -521,53 +496,6 @@ def benchmark_of(tasks: Sequence[Task], version: Version) -> Benchmark:
 def open_benchmark(version: Version) -> Benchmark:
     """The updates up to a version, without images."""
     return benchmark_of(past_tasks(version.tasks, version.image_shape), version)
-
-
-def digests(images: Images) -> list[str]:
-    """A digest of the pixels of each image."""
-    return [sha256(row.tobytes()) for row in images.x.numpy()]
-
-
-def place(seed: int, content: str) -> float:
-    """A number from 0 to 1 that looks random, but is always the same for an image."""
-    return int(sha256(f"{seed} {content}")[:12], 16) / 16**12
-
-
-def cut(places: Sequence[float], share: float) -> float:
-    """The value below which a share of the places lies, near that share; `places` are in ascending order."""
-    count = min(round(share * len(places)), len(places) - 1)
-    least = math.nextafter(places[count - 1], 1) if count else 0.0
-    return min(max(share, least), places[count])
-
-
-def count_copies(train: Images, memory: Memory | None, others: Images) -> int:
-    """How many images that are trained on, now or from the memory, are equal to one of the others."""
-    known, trained = set(digests(others)), digests(train)
-    replayed = set() if memory is None else set(digests(Images(memory.images[: memory.filled].cpu(), train.y[:0])))
-    return sum(content in known for content in trained) + len((replayed - set(trained)) & known)
-
-
-def joined(first: Images, second: Images) -> Images:
-    return Images(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]))
-
-
-def without(images: Images, others: Images) -> Images:
-    """The images that are not among the others with the same label."""
-    known = set(zip(digests(others), others.y.tolist(), strict=True))
-    pairs = zip(digests(images), images.y.tolist(), strict=True)
-    rows = torch.tensor([pair not in known for pair in pairs], dtype=torch.bool)
-    return Images(images.x[rows], images.y[rows])
-
-
-def limited(images: Images, per_class: int, seed: int, number: int) -> Images:
-    """Keep at most `per_class` images of each class, drawn at random."""
-    parts = []
-    for label in torch.unique(images.y).tolist():
-        rows = torch.nonzero(images.y == label).flatten()
-        order = torch.randperm(len(rows), generator=seeded_generator(seed, number, label, "kept"))
-        parts.append(rows[order[:per_class].sort().values])
-    rows_to_keep = torch.cat(parts).sort().values if parts else torch.zeros(0, dtype=torch.int64)
-    return Images(images.x[rows_to_keep], images.y[rows_to_keep])
 
 
 def accuracy_by_class(host: Host, images: Images, names: Sequence[str]) -> dict[str, float]:
