@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -148,6 +149,15 @@ def test_a_finished_run_is_shown_again(flashback: Command, bare: list[str], monk
     code, out, err = flashback("run", "finetune", *bare)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "runs/finetune-tiny-host-seed0 is not a run record: results.json was changed, or belongs to another" in err
+
+
+def test_a_finished_run_on_other_data_is_not_shown_as_the_same(flashback: Command, bare: list[str]) -> None:
+    assert flashback("run", "finetune", *bare)[0] == 0
+    arrays = dict(np.load("tiny.npz"))
+    np.savez("tiny.npz", **{**arrays, "y_train": arrays["y_train"][::-1]})
+    code, out, err = flashback("run", "finetune", *bare)
+    assert (code, out) == (2, "")
+    assert "holds a run on other data" in err
 
 
 OWN = """

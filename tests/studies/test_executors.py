@@ -52,6 +52,19 @@ def test_a_sweep_and_a_comparison_make_their_shard_alone(tmp_path: Path) -> None
         compare("lwf-mc", seeds=2, out=tmp_path / "c", settings=short, device="cpu", shard="3/3")
 
 
+def test_a_comparison_counts_what_another_shard_finishes_meanwhile(tmp_path: Path) -> None:
+    short = {**QUICK, "training.epochs": 2, "flashback.epochs": 1, "training.batch_size": 500}
+
+    class Beside(Local):
+        def __call__(self, *arguments: Any) -> Problems:
+            compare("lwf-mc", seeds=[3, 4], out=tmp_path, settings=short, device="cpu", shard="2/2")
+            return super().__call__(*arguments)
+
+    comparison = compare("lwf-mc", seeds=[3, 4], out=tmp_path, settings=short, device="cpu", shard="1/2", on=Beside())
+    assert (comparison.planned_seeds, comparison.further_seeds) == ([3], [4])
+    assert sorted(json.loads((tmp_path / "comparison.json").read_text())["seeds"]) == [3, 4]
+
+
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(FlashbackError, match="not 'moon'"):
         find_executor("moon", None)

@@ -18,10 +18,11 @@ from flashback.cli import main
 from flashback.config import to_dict
 from flashback.errors import FlashbackError
 from flashback.reports import read_report
-from flashback.studies import jobs
+from flashback.studies import jobs, tuning
 from flashback.studies.tuning import tune
 from flashback.training import Interrupted
 from flashback.training.building import open_benchmark
+from flashback.training.running import finished_run
 from helpers import write_tiny
 
 SETTINGS: dict[str, Any] = {"training.epochs": 4, "training.batch_size": 100, "benchmark.tasks": 2}
@@ -398,3 +399,35 @@ def test_few_epochs_leave_alpha_to_be_chosen(runs_of_the_host: list[Any], tmp_pa
     best = tune("lwf-mc", out=tmp_path, trials=9, settings=settings)
     assert len(best.trials) == 4
     assert best.choice["flashback.epochs"] == 1
+
+
+# ---------------------------------------------------------------- data and code that have changed
+
+
+OWN_DATA = {"training.epochs": 4, "benchmark.sizes": [2, 5]}
+
+
+def test_runs_on_other_data_are_not_ranked(fake_runs: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    path = write_tiny(tmp_path / "tiny.npz")
+    tune("icarl", path, out=tmp_path / "t", trials=1, settings=OWN_DATA)
+    write_tiny(path, shift=1)
+    with pytest.raises(FlashbackError, match="holds a run on other data"):
+        tune("icarl", path, out=tmp_path / "t", trials=2, settings=OWN_DATA)
+    path.unlink()  # runs are still read when their data are gone, if nothing has to be trained
+    assert finished_run(tmp_path / "t" / "host", yaml.safe_load((tmp_path / "t/host/config.yaml").read_text()))
+
+
+@pytest.mark.parametrize("changed", ["nothing", "data", "code"])
+def test_a_shared_search_counts_trials_on_the_same_data_and_code_alone(
+    fake_runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    pytest.importorskip("optuna")
+    path, storage = write_tiny(tmp_path / "tiny.npz"), f"journal:{tmp_path / 'journal'}"
+    tune("icarl", path, out=tmp_path / "one", trials=2, settings=OWN_DATA, storage=storage)
+    if changed == "data":
+        write_tiny(path, shift=1)
+    elif changed == "code":
+        monkeypatch.setattr(tuning, "external_code", lambda host, net: {"code": "edited"})
+    tune("icarl", path, out=tmp_path / "two", trials=2, settings=OWN_DATA, storage=storage)
+    assert len(fake_runs) == (2 if changed == "nothing" else 4)

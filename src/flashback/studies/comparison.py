@@ -99,11 +99,15 @@ def compare(
     for config in both_arms:  # what a run would refuse is refused now
         build_method(config, loaded, "cpu")
     reused = [job.name for job in planned if is_finished(job, loaded.checksum)]
-    others = [job_of(arm, seed) for arm, seed in runs_in(Path(out)) if seed not in seeds]
-    further = [job for job in others if is_finished(job, loaded.checksum)]
     require(not is_begun(Path(out)), f"{out} holds a run; {ANOTHER_FOLDER}")
+
+    def further_runs() -> list[Job]:
+        others = [job_of(arm, seed) for arm, seed in runs_in(Path(out)) if seed not in seeds]
+        return [job for job in others if is_finished(job, loaded.checksum)]
+
+    further_runs()  # refuses runs that do not belong here
     failures = run_jobs([job for job in planned if job.name not in reused], executor, watch, Path(out))
-    comparison = conclude(planned, failures, reused, further)
+    comparison = conclude(planned, failures, reused, further_runs())  # other shards may have finished some since
     write_atomically(Path(out) / COMPARISON, json.dumps(comparison.as_dict(), indent=1) + "\n")
     if comparison.equal_budget is None and failures:
         raise NothingToCompareError(comparison)

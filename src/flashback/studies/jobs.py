@@ -7,7 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -22,13 +22,13 @@ from flashback.errors import FlashbackError, require, warn_once
 from flashback.files import make_folder, refuse_special, remove_cache, write_atomically
 from flashback.hosts.external import HostFiles, find_hosts, in_one_line, with_imports
 from flashback.recipes import config_from_dict
-from flashback.records import FolderInUseError, RunFolder, is_held
+from flashback.records import FolderInUseError, RunFolder, is_begun, is_held
 from flashback.studies.packing import jobs_at_a_time, mps_is_on, portion, sharing_gpu
 from flashback.studies.processes import DIED, run_in_processes
 from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.environment import PORTION, select_device, source_digest
 from flashback.training.first_task_cache import SHARED, first_task_settings
-from flashback.training.running import finished_run, run
+from flashback.training.running import finished_run, own_data_checksum, run
 from flashback.training.trackers import import_tracker
 from flashback.training.trainer import Observer
 
@@ -47,6 +47,14 @@ class RunContext:
     device: str
     host_file: HostFiles
     track: tuple[str, ...] = ()  # trackers, of which every run has its own
+    checksums: dict[str, str | None] = field(default_factory=dict, compare=False)  # of the data, by benchmark
+
+    def checksum(self, config: Mapping[str, Any]) -> str | None:
+        """The checksum of the user's own data, read once."""
+        name = config["benchmark"]["name"]
+        if name not in self.checksums:
+            self.checksums[name] = own_data_checksum(config, self.data)
+        return self.checksums[name]
 
     @classmethod
     def of(
@@ -171,7 +179,9 @@ def needed_files(jobs: Sequence[Job]) -> dict[str, Path]:
 
 
 def is_finished(job: Job, checksum: str | None = None) -> bool:
-    return finished_run(job.folder, job.config, checksum, job.context.data) is not None
+    begun = is_begun(job.folder)  # data are read only if there is something to compare them with
+    checksum = checksum or (job.context.checksum(job.config) if begun else None)
+    return begun and finished_run(job.folder, job.config, checksum, job.context.data) is not None
 
 
 def group_failures(failures: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import yaml
 from flashback.config import RunConfig, to_dict
 from flashback.errors import import_extra, require
 from flashback.files import ANOTHER_FOLDER, refuse_special, remove_cache, write_atomically
-from flashback.hosts.external import HostFiles
+from flashback.hosts.external import HostFiles, external_code
 from flashback.recipes import Recipe, check_not_fixed_by_user, configure
 from flashback.recipes.resolving import is_recipe_file, recipe_from_file
 from flashback.records import RunFolder, dotted, is_begun, read_record
@@ -143,7 +143,9 @@ def tune(
     if storage is None:
         results = search(optuna, space, try_choices, trials, seed, at_a_time)
     else:
-        identity = [run_digest(alone, ""), overrides, {key: list(values) for key, values in space.items()}]
+        base = to_dict(alone)
+        learned = [run_digest(alone, context.checksum(base) or ""), external_code(alone.host.name, alone.host.net)]
+        identity = [learned, overrides, {key: list(values) for key, values in space.items()}]
         with RunFolder(folder).lock():
             study = SharedStudy(optuna, storage, identity, folder, seed)
             results = study.search(space, suggested, try_choices, trials, at_a_time)

@@ -12,6 +12,7 @@ import torch
 from flashback import ranks, records
 from flashback.benchmarks import Benchmark
 from flashback.benchmarks.from_record import benchmark_from_record
+from flashback.benchmarks.specs import BENCHMARKS
 from flashback.config import RunConfig, to_dict
 from flashback.errors import FlashbackError, abbreviate, require
 from flashback.files import ANOTHER_FOLDER
@@ -248,6 +249,18 @@ def run_digest(config: RunConfig, checksum: str) -> str:
     return digest_of([decisive_settings(to_dict(config)), checksum])
 
 
+def own_data_checksum(config: Mapping[str, Any], data: str | Path | None, needed: bool = False) -> str | None:
+    """The checksum of the user's own data; None for known benchmarks, and for data that are gone unless needed."""
+    if config["benchmark"]["name"] in BENCHMARKS and not needed:
+        return None
+    try:
+        return open_benchmark(config_from_dict(config), data, labels_only=True).checksum
+    except FlashbackError:
+        if needed:
+            raise
+        return None
+
+
 def finished_run(
     folder: Path, config: Mapping[str, Any], checksum: str | None = None, data: str | Path | None = None
 ) -> records.RunRecord | None:
@@ -258,8 +271,9 @@ def finished_run(
     if not records.is_finished(folder):
         return None
     record = records.read_record(folder)
-    if checksum is None and resolved(record.config)["benchmark"]["name"] != config["benchmark"]["name"]:
-        checksum = open_benchmark(config_from_dict(config), data, labels_only=True).checksum
+    if checksum is None:
+        is_moved = resolved(record.config)["benchmark"]["name"] != config["benchmark"]["name"]
+        checksum = own_data_checksum(config, data, needed=is_moved)
     must_match = record.run.get("must_match")
     before = must_match.get("code") if isinstance(must_match, dict) else None
     now = external_code(config["host"]["name"], config["host"]["net"]).get("code")
