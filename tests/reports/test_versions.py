@@ -12,7 +12,22 @@ from flashback.models import Version
 from flashback.reports.versions import plot_versions
 
 FIRST = Version(
-    *(1, None, "2026-01-01T00:00:00+00:00", 9, 1, 0, 0, ("cup",), ("cup",), (), {"cup": 1}, {}, {"cup": 90.0}),
+    *(
+        1,
+        None,
+        "2026-01-01T00:00:00+00:00",
+        9,
+        1,
+        0,
+        0,
+        ("cup",),
+        {"cup": 0.1},
+        ("cup",),
+        (),
+        {"cup": 1},
+        {},
+        {"cup": 90.0},
+    ),
     *("accepted", "", 1.0, (), (3, 8, 8), (0.5,), (0.5,), "", ""),
 )
 
