@@ -69,6 +69,18 @@ def test_binary_archives_and_npz_give_the_same(
     assert not (tmp_path.parent / "evil.txt").exists()
 
 
+def test_a_copy_with_classes_in_another_order_is_refused(tmp_path: Path, npz: Callable) -> None:
+    names = list(BENCHMARKS["split-cifar10"].dataset.class_names)
+    npz("cifar10", classes=10, shape=(32, 32, 3), class_names=names)
+    assert load_benchmark("split-cifar10", data=tmp_path, tasks=1).class_names == tuple(names)
+    names[2:4] = reversed(names[2:4])
+    npz("cifar10", classes=10, shape=(32, 32, 3), class_names=names)
+    with pytest.raises(
+        FlashbackError, match=r"cifar10\.npz: label 2 is 'cat', but 'bird' in cifar10; number the classes"
+    ):
+        load_benchmark("split-cifar10", data=tmp_path, tasks=1)
+
+
 def test_the_checksum_is_sha256_of_the_arrays(npz: Callable, arrays: Callable) -> None:
     data = arrays(6)
     raw = b"".join(data[key].tobytes() for key in ("x_train", "y_train", "x_test", "y_test"))
@@ -252,6 +264,15 @@ def test_files_that_are_left_out_are_told_once(folder: Path) -> None:
         first, _ = (load_benchmark(str(folder), sizes=[3]) for _ in range(2))
     assert len(first.tasks[0].train) == 9
     assert len(record) == 1
+
+
+def test_hidden_images_are_skipped(folder: Path, image: Callable) -> None:
+    expected = load_benchmark(str(folder), sizes=[3])
+    for name in (".deleted.png", "._0.PNG"):
+        (folder / "train" / "ant" / name).write_bytes(image(BLUE, (6, 4)))
+    benchmark = load_benchmark(str(folder), sizes=[3])
+    assert len(benchmark.tasks[0].train) == 9
+    assert benchmark.checksum == expected.checksum
 
 
 def test_a_class_without_test_images_is_named_once(folder: Path) -> None:

@@ -109,6 +109,58 @@ def test_a_changed_class_alone_is_decoded_again(pictures: Path, monkeypatch: pyt
     assert written == ["train/class-3/000.png"]
 
 
+def test_swapped_class_folders_are_decoded_again(tmp_path: Path) -> None:
+    """Their files have equal names, sizes and times."""
+    for part in ("train", "test"):
+        for name, shade in (("cat", 40), ("dog", 200)):
+            folder = tmp_path / "pictures" / part / name
+            folder.mkdir(parents=True)
+            for number in range(2):
+                Image.new("RGB", (5, 5), (shade,) * 3).save(folder / f"{number}.bmp")
+                os.utime(folder / f"{number}.bmp", ns=(1, 1))
+    root = tmp_path / "pictures"
+    assert load_benchmark(root, sizes=[2]).tasks[0].train.x[:, 0, 0, 0].tolist() == [40, 40, 200, 200]
+    train = root / "train"
+    for old, new in (("cat", "other"), ("dog", "cat"), ("other", "dog")):
+        (train / old).rename(train / new)
+    (task,) = load_benchmark(root, sizes=[2]).tasks
+    assert task.train.x[:, 0, 0, 0].tolist() == [200, 200, 40, 40]
+    assert task.test.x[:, 0, 0, 0].tolist() == [40, 40, 200, 200]
+
+
+def test_a_file_overwritten_with_its_old_time_is_decoded_again(pictures: Path) -> None:
+    path, replacement = pictures / "train" / "class-0" / "000.png", pictures / "train" / "class-1" / "000.png"
+    size = max(file.stat().st_size for file in (path, replacement))
+    for file in (path, replacement):
+        file.write_bytes(file.read_bytes().ljust(size, b"\0"))
+    load_benchmark(pictures, sizes=[6])
+    status = path.stat()
+    path.write_bytes(replacement.read_bytes())
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert spelled(load_benchmark(pictures, sizes=[6]).tasks[0].train.x[:1]) == [(1, 0, 1)]
+
+
+def test_a_moved_folder_keeps_its_decoded_images(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_benchmark(pictures, sizes=[6])
+    moved = pictures.rename(pictures.with_name("moved"))
+    monkeypatch.setattr(image_files.DecodedClass, "write", lambda *arguments: pytest.fail("decoded again"))
+    load_benchmark(moved, sizes=[6])
+
+
+def test_datasets_that_cannot_be_written_do_not_share_decoded_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if their listings are equal, as those of two mounted disk images."""
+    monkeypatch.setenv("FLASHBACK_DATA", str(tmp_path / "cache"))
+    monkeypatch.setattr(image_files.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(image_files, "_checksum", lambda files, *, stamps: "0" * 64)
+    for shade, name in enumerate(("first", "second")):
+        for part in ("train", "test"):
+            (tmp_path / name / part / "ant").mkdir(parents=True)
+            Image.new("RGB", (5, 5), (shade,) * 3).save(tmp_path / name / part / "ant" / "0.bmp")
+        assert load_benchmark(tmp_path / name, sizes=[1]).tasks[0].train.x.unique().tolist() == [shade]
+
+
 @pytest.fixture
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what this process has verified."""
@@ -269,6 +321,17 @@ USES: dict[str, tuple[Callable[[torch.Tensor], object], int]] = {  # and how man
     "walked through": (lambda x: torch.stack(list(x)), 10),
     "all": (lambda x: x.float().mean(), 10),
     "one channel": (lambda x: x[:, 1], 10),
+    "one column": (lambda x: x.select(-1, 2), 10),
+    "one column by keyword": (lambda x: torch.select(x, dim=-1, index=2), 10),
+    "columns": (lambda x: x.narrow(-1, 1, 2), 10),
+    "columns apart": (lambda x: torch.stack(x.unbind(-1)), 10),
+    "pieces of rows of pixels": (lambda x: torch.stack(x.split(2, -2)), 10),
+    "chunks of columns": (lambda x: torch.stack(x.chunk(2, dim=-1)), 10),
+    "chosen columns": (lambda x: x.index_select(-1, ROWS.abs()), 10),
+    "one of the last channel": (lambda x: x.select(-3, 2), 10),
+    "one by a negative dimension": (lambda x: x.select(-4, 2), 1),
+    "one by keyword": (lambda x: torch.select(x, dim=0, index=2), 1),
+    "a piece by a negative dimension": (lambda x: x.split(4, dim=-4)[1].clone(), 4),
     "rows and channels": (lambda x: x[ROWS, torch.tensor([0, 1, 2, 0])], 10),
     "joined": (lambda x: torch.cat([x, torch.ones(1, 3, 4, 4, dtype=torch.uint8)]), 10),
     "list": (lambda x: x.tolist(), 10),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,45 @@ def test_more_than_8_bits_are_refused(kind: str) -> None:
     deep = Image.fromarray(np.full((4, 4), 40_000, np.uint16))
     with pytest.raises(FlashbackError, match="more than 8 bits a channel"):
         decoded(encoded(deep, kind))
+
+
+def deep_png(channels: int) -> bytes:
+    """Pillow writes no colours of 16 bits."""
+    header = struct.pack(">IIBBBBB", 4, 4, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    rows = (b"\0" + b"\x01\x2c" * 4 * channels) * 4
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    framed = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
+
+
+def deep_tiff() -> bytes:
+    """One strip of 4 x 4 pixels, whose three depths follow the directory."""
+    end = 8 + 2 + 8 * 12 + 4
+    fields = (
+        (256, 1, 4),
+        (257, 1, 4),
+        (258, 3, end),
+        (259, 1, 1),
+        (262, 1, 2),
+        (273, 1, end + 6),
+        (277, 1, 3),
+        (279, 1, 96),
+    )
+    entries = b"".join(struct.pack("<HHII", tag, 3, count, value) for tag, count, value in fields)
+    directory = struct.pack("<H", len(fields)) + entries + bytes(4)
+    return struct.pack("<2sHI", b"II", 42, 8) + directory + struct.pack("<3H", 16, 16, 16) + bytes(96)
+
+
+@pytest.mark.parametrize(
+    "content", [deep_png(2), deep_png(3), deep_png(4), deep_tiff()], ids=["LA", "RGB", "RGBA", "TIFF"]
+)
+def test_colours_of_16_bits_are_refused(content: bytes) -> None:
+    with Image.open(io.BytesIO(content)) as picture:
+        assert picture.mode in ("LA", "RGB", "RGBA"), "Pillow drops the low bits"
+    with pytest.raises(FlashbackError, match="more than 8 bits a channel; write it with 8"):
+        decoded(content)
 
 
 @pytest.mark.parametrize("size", [(9, 9), (20, 9), (9, 31), (7, 3), (8, 6), (1, 40)])

@@ -166,13 +166,27 @@ def test_mean_and_deviation_of_own_images_come_from_the_first_task(npz: Callable
     assert benchmark.std == pytest.approx(first.std(0))
 
 
-def test_of_many_images_every_so_many_are_measured(npz: Callable) -> None:
-    x = (np.random.default_rng(0).integers(0, 256, (2500, 3, 2, 3)) // [1, 2, 9]).astype(np.uint8)
-    y = np.zeros(2500, int)
-    benchmark = load_benchmark(str(npz(x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])), sizes=[1])
-    sample = x[::2].reshape(-1, 3) / 255
-    np.testing.assert_allclose(benchmark.mean, sample.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(benchmark.std, sample.std(0), rtol=1e-12)
+@pytest.mark.parametrize("period", [2, 3])
+def test_of_many_images_all_classes_are_measured(period: int) -> None:
+    """Also if they alternate."""
+    x = torch.tensor([20, 200, 50][:period], dtype=torch.uint8).repeat(2000)[:, None, None, None].expand(-1, 1, 2, 2)
+    mean, std = measure_channels(x)
+    assert mean == pytest.approx([x.float().mean().item() / 255], abs=0.02)
+    assert std == pytest.approx([x.float().std().item() / 255], abs=0.02)
+
+
+def test_which_images_are_measured_does_not_depend_on_other_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, rows_read = mapped_images._read, list[int]()
+    monkeypatch.setattr(mapped_images, "_read", lambda x, rows: rows_read.extend(rows) or read(x, rows))
+    x = mapped_images.MappedImages([np.full((1, 2, 2), number % 251, np.uint8) for number in range(2500)], (1, 2, 2))
+    torch.manual_seed(1)
+    first, state = measure_channels(x), torch.get_rng_state()
+    assert len(set(rows_read)) == len(rows_read) == 2000
+    torch.manual_seed(2)
+    assert measure_channels(x) == first
+    assert rows_read[:2000] == rows_read[2000:]
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_images_are_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")  # of animations and multi-page files, the first frame
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
+BITS_PER_SAMPLE = 258  # a tag of TIFF
+TOO_DEEP = "more than 8 bits a channel; write it with 8"
 
 
 def decode_image(content: bytes, image_shape: tuple[int, int, int] | None = None) -> Array:
@@ -38,7 +41,17 @@ def decode_image(content: bytes, image_shape: tuple[int, int, int] | None = None
     except UnidentifiedImageError:  # its message names the buffer
         raise ValueError("no image of a known format") from None
     with file:
+        if _bits_per_channel(file, content) > 8:  # Pillow would drop the low bits of colours
+            raise ValueError(TOO_DEEP)
         return fit_upright(file, image_shape)
+
+
+def _bits_per_channel(file: Image.Image, content: bytes) -> int:
+    """The bit depth in the header of a PNG or TIFF; 8 for the other formats, whose images have at most that."""
+    if file.format == "PNG":
+        return content[24]
+    tags: Mapping[int, tuple[int, ...]] = getattr(file, "tag_v2", {})  # a TIFF has some
+    return max(tags.get(BITS_PER_SAMPLE, (8,)))
 
 
 def fit_upright(picture: Image.Image, image_shape: tuple[int, int, int] | None) -> Array:
@@ -46,7 +59,7 @@ def fit_upright(picture: Image.Image, image_shape: tuple[int, int, int] | None) 
     from PIL import ImageOps
 
     if picture.mode[0] in "IF":  # a conversion would clip values at 255
-        raise ValueError("more than 8 bits a channel; write it with 8")
+        raise ValueError(TOO_DEEP)
     with suppress(Exception):  # unreadable EXIF data are ignored; damaged pixels raise again below
         if picture.format != "TIFF":  # Pillow turns those itself
             ImageOps.exif_transpose(picture, in_place=True)

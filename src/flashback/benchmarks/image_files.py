@@ -42,7 +42,7 @@ class File:
     name: str  # relative to the root, or inside the archive
     label: int
     size: int
-    stamp: int  # changes with the content: modification time, or CRC in an archive
+    stamp: str  # changes with the content: times and inode, or CRC in an archive
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Store:
     root: Path
     read: Callable[[str], bytes]
     cache: Path
+    shared: bool = False  # whether other datasets have the same cache
 
     def decode(self, name: str, side: int | None) -> Array:
         """Decode an image to uint8 [3, H, W]: all of it, or its central square resized to `side` pixels."""
@@ -111,7 +112,8 @@ class DecodedClass:
     @cached_property
     def path(self) -> Path:
         """Named after the listing, so that an added, removed or changed file gives another name."""
-        return self.store.cache / f"{_checksum(self.files, stamps=True)[:32]}-{self.side or 'native'}.npy"
+        place = sha256(os.fsencode(self.store.root.resolve()))[:16] + "-" if self.store.shared else ""
+        return self.store.cache / f"{place}{_checksum(self.files, stamps=True)[:32]}-{self.side or 'native'}.npy"
 
     def cached(self) -> Array | None:
         """Map the file into memory, copy-on-write; None if it is missing, damaged or of another version."""
@@ -248,24 +250,27 @@ def _read_classes(root: Path, test: str, names: Sequence[str], side: int | None 
         for label, name in enumerate(names):
             folder = root / part / name
             for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else ():
+                if entry.name.startswith("."):
+                    continue
                 if entry.name.lower().endswith(SUFFIXES) and entry.is_file():
                     status = entry.stat()
-                    files.append(File(f"{part}/{name}/{entry.name}", label, status.st_size, status.st_mtime_ns))
-                elif not entry.name.startswith("."):
+                    stamp = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"  # mtime stays in a rename
+                    files.append(File(f"{part}/{name}/{entry.name}", label, status.st_size, stamp))
+                else:
                     ignored["folders" if entry.is_dir() else Path(entry.name).suffix or "no ending"] += 1
     if ignored:
         kinds = ", ".join(f"{printable(kind)}: {count}" for kind, count in sorted(ignored.items()))
         total = ignored.total() + sum(map(len, parts.values()))
         images = f"images are {', '.join(SUFFIXES)} in train/<class>/ and test/<class>/"
         warn_once(f"{ignored.total()} of {total} files in {printable(root)} are ignored ({kinds}); {images}")
-    store = Store(root, lambda name: (root / name).read_bytes(), _cache(root))
+    store = _store(root, lambda name: (root / name).read_bytes(), root)
     return from_files(store, parts["train"], parts[test], names, side)
 
 
-def _cache(beside: Path) -> Path:
-    """Beside the data, unless that folder is read-only or a link leads elsewhere."""
+def _store(root: Path, read: Callable[[str], bytes], beside: Path) -> Store:
+    """Decoded images go beside the data, unless that folder is read-only or a link leads elsewhere."""
     usable = os.access(beside, os.W_OK) and not (beside / CACHE).is_symlink()
-    return (beside if usable else data_folder(None)) / CACHE
+    return Store(root, read, (beside if usable else data_folder(None)) / CACHE, shared=not usable)
 
 
 def read_tinyimagenet(path: Path) -> RawDataset:
@@ -283,7 +288,7 @@ def read_tinyimagenet(path: Path) -> RawDataset:
 
         def file(name: str, label: int) -> File:
             info = archive.getinfo(name)
-            return File(name, label, info.file_size, info.CRC)
+            return File(name, label, info.file_size, str(info.CRC))
 
         label = {fields[0]: number for number, fields in enumerate(lines("wnids.txt"))}
         words = {fields[0]: fields[1].split(",")[0] for fields in lines("words.txt")}
@@ -291,4 +296,4 @@ def read_tinyimagenet(path: Path) -> RawDataset:
         train = [file(match[0], label[match[1]]) for match in matches if match and match[1] in label]
         test = [file(f"{TINY}/val/images/{name}", label[wnid]) for name, wnid, *_ in lines("val/val_annotations.txt")]
     class_names = [words.get(wnid, wnid) for wnid in label]
-    return from_files(Store(path, read, _cache(path.parent)), train, test, class_names)
+    return from_files(_store(path, read, path.parent), train, test, class_names)

@@ -239,10 +239,12 @@ def _turns(labels: Array, count: int) -> Array:
 
 def measure_channels(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of the first task: later tasks are unknown when learning starts."""
-    sample = x[:: -(-len(x) // MEASURED_IMAGES)]
+    rows = torch.arange(len(x))
+    if len(x) > MEASURED_IMAGES:  # every k-th row would favour classes that alternate
+        rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MEASURED_IMAGES].sort().values
     counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)  # how often each channel has each value
-    for piece in torch.split(sample, MEASURED_AT_ONCE):
-        counts += torch.stack([torch.bincount(each.flatten(), minlength=256) for each in piece.unbind(dim=1)])
+    for piece in torch.split(rows, MEASURED_AT_ONCE):
+        counts += torch.stack([torch.bincount(each.flatten(), minlength=256) for each in x[piece].unbind(dim=1)])
     values = torch.arange(256, dtype=torch.float64) / 255
     shares = counts / counts.sum(1, keepdim=True)
     mean = shares @ values
@@ -258,6 +260,14 @@ def load_dataset(dataset: Dataset, data: str | Path | None, download: bool) -> R
         raise FlashbackError(
             f"the files of {dataset.name} in {folder} have {len(raw.class_names)} classes of images "
             f"{list(raw.image_shape)}, expected {dataset.classes} of {list(dataset.image)}; check the files"
+        )
+    numbers = tuple(map(str, range(dataset.classes)))  # the names of classes without names
+    if dataset.class_names and raw.class_names not in (dataset.class_names, numbers):
+        pairs = zip(raw.class_names, dataset.class_names, strict=True)
+        label, (name, expected) = next((label, pair) for label, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise FlashbackError(
+            f"{printable(files)}: label {label} is '{name}', but '{expected}' in {dataset.name}; number the classes as "
+            f"{dataset.name} does, or leave class_names out if only their spelling differs"
         )
     if dataset.checksum not in (None, raw.checksum):
         raise FlashbackError(f"the data of {dataset.name} have a wrong checksum; install the package again")

@@ -44,9 +44,14 @@ class MappedImages(Tensor):
         if isinstance(first, MappedImages):
             if func._schema.is_mutable:
                 raise FlashbackError(READ_ONLY)
-            with suppress(IndexError):  # along another dimension, or with several indices: it needs all images
-                if func in OPERATIONS_ON_ROWS:
-                    return _take(first, func(torch.arange(len(first)), *args[1:]), lazy=func in VIEWS)
+            if func in OPERATIONS_ON_ROWS:
+                names = [argument.name for argument in func._schema.arguments[1:]]
+                options = {**dict(zip(names, args[1:], strict=False)), **(kwargs or {})}
+                if options.get("dim") == -first.ndim:
+                    options["dim"] = 0
+                with suppress(IndexError):  # several indices: it needs all images
+                    if options.get("dim", 0) == 0:
+                        return _take(first, func(torch.arange(len(first)), **options), lazy=func in VIEWS)
         args, kwargs = tree_map_only(MappedImages, MappedImages.read, (args, dict(kwargs or {})))
         return func(*args, **kwargs)
 
