@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
+import flashback as fb
 from flashback.cli import main
 from flashback.errors import FlashbackError
 from flashback.hosts import HOSTS, external
 from flashback.hosts.external import load_host_file, load_installed_hosts
 from flashback.metrics.accuracy import METRICS
 from flashback.nets import NETS
-from helpers import forgetting
+from helpers import forgetting, quick_host, tiny_benchmark
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "your-own-host.md").read_text(encoding="utf-8")
@@ -83,6 +84,18 @@ def test_a_type_checker_knows_the_settings() -> None:
     errors = [line for line in output.splitlines() if ": error: " in line]
     assert len(errors) == 1, output
     assert re.fullmatch(r'misspelt\.py:\d+: error: "LogitAnchorSettings" has no attribute "strenght".*', errors[0])
+
+
+def test_the_host_with_stored_logits_stores_them_for_classes_to_come() -> None:
+    (code,) = re.findall(r'^```python title="der.py"\n(.*?)^```', PAGE, flags=re.MULTILINE | re.DOTALL)
+    Path("der.py").write_text(code)
+    assert load_host_file("der.py") == ["my-der"]
+    host = quick_host("my-der", tiny_benchmark((2, 2)), host__memory_size=20, host__minibatch=8)
+    fb.train(host)
+    stored = slice(host.memory.filled)
+    of_first_task = host.memory.labels[stored] < 2
+    assert 0 < of_first_task.sum() < len(of_first_task)
+    assert (host.memory["targets"][stored][of_first_task, 2:] != 0).all()
 
 
 def test_runs_of_changed_code_are_not_reused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import flashback as fb
 from flashback.benchmarks import Images
 from flashback.hosts import HOSTS
 from flashback.hosts.prediction import features_of
-from helpers import quick_flashback, quick_host, small_settings, tiny_benchmark
+from helpers import quick_flashback, quick_host, revisiting_benchmark, small_settings, tiny_benchmark
 
 FAST = {"icarl", "lwf-mc", "der++", "ewc", "foster", "beef-compress"}  # one of each way to predict
 SHIPPED = [
@@ -111,6 +111,19 @@ def test_classes_not_learned_yet_are_never_predicted() -> None:
     assert set(host.predict(images).tolist()) == {4}
     assert set(host.predict(images, task=0).tolist()) == {1}
     assert set(host.predict(images, task=host.benchmark.tasks[1]).tolist()) == {4}
+
+
+def test_known_classes_that_come_again_in_a_task_are_predicted() -> None:
+    host = quick_host("er", revisiting_benchmark())
+    for task in host.benchmark.tasks[1:]:
+        host.enter(task)
+    with torch.no_grad():
+        host.net.head.weight.zero_()  # type: ignore[union-attr, operator]
+        host.net.head.bias.copy_(torch.tensor([3.0, 2.0, 0.0, 1.0]))  # type: ignore[union-attr, operator]
+    images = host.benchmark.tasks[0].test
+    assert host.benchmark.tasks[1].columns == (1, 2, 3)
+    assert set(host.predict(images, task=1).tolist()) == {1}
+    assert set(host.predict(images, task=2).tolist()) == {0}  # no class of this task is new
 
 
 @pytest.mark.parametrize("task", [1, -1, "first", 1.0])

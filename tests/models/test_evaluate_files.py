@@ -6,14 +6,18 @@ import csv
 import io
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import flashback as fb
 from flashback.models import FileEvaluation
+from helpers import quick_host, tiny_benchmark
 
 
 @pytest.fixture
@@ -48,6 +52,41 @@ def test_a_csv_and_an_npz_say_the_same_as_the_folder(
     np.savez(tmp_path / "numbered.npz", x_test=pixels, y_test=labels)  # labels of the benchmark, sorted by name
     for file in ("named.npz", "numbered.npz"):
         assert fb.evaluate_files(model, tmp_path / file) == evaluation
+
+
+TO_ELEVEN = sorted(map(str, range(12)))  # as folders are sorted: 0, 1, 10, 11, 2, ...
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (TO_ELEVEN, {"2": 4, "11": 1}),
+        ([name.zfill(2) for name in TO_ELEVEN], {"02": 4, "11": 1}),
+        ([*TO_ELEVEN[:-1], "table"], {"10": 4, "table": 1}),
+    ],
+    ids=["numbers", "padded", "not all numbers"],
+)
+def test_labels_are_names_where_all_classes_are_numbers_and_else_positions(
+    names: Sequence[str], classes: dict[str, int], tmp_path: Path
+) -> None:
+    benchmark = replace(tiny_benchmark((12,), per_class=1), class_names=tuple(sorted(names)))
+    model = fb.Model.of(quick_host("finetune", benchmark).eval())
+    x = np.zeros((6, 12, 12), np.uint8)
+    np.savez(tmp_path / "numbered.npz", x=x, y=np.array([2, 2, 2, 2, 11, 12]))
+    evaluation = fb.evaluate_files(model, tmp_path / "numbered.npz")
+    assert {row["class"]: row["images"] for row in evaluation.rows() if row["images"]} == classes
+    assert evaluation.unknown == {"12": 1}
+
+
+def test_predictions_whose_probabilities_are_equal_are_those_of_the_host() -> None:
+    host = quick_host("finetune", tiny_benchmark((3,), per_class=1)).eval()
+    with torch.no_grad():
+        host.net.head.weight.zero_()  # type: ignore[union-attr, operator]
+        host.net.head.bias.copy_(torch.tensor([0.0, 1e-9, 0.0]))  # type: ignore[union-attr, operator]
+    images = host.benchmark.tasks[0].test.x[:1]
+    assert host.predict(images).tolist() == [1]
+    arrays = {"1": images.permute(0, 2, 3, 1).numpy()}
+    assert fb.evaluate_files(fb.Model.of(host), arrays).accuracy == 100
 
 
 def test_classes_that_were_not_learned_are_left_out_and_counted(

@@ -109,6 +109,16 @@ def test_classes_without_names_are_numbers_and_synonyms_give_the_first_name() ->
     assert [image.label for image in images] == ["goldfish", "tench"]
 
 
+def test_transformed_labels_have_no_names() -> None:
+    dataset: Any = VisionFolder(pictures(4), [0, 1, 2, 3], ("cat", "dog", "owl", "emu"))
+    dataset.target_transform = lambda label: int(label >= 2)
+    dataset.labels = [0, 0, 1, 1]
+    assert [image.label for image in list_source(dataset, labelled=True)] == [0, 0, 1, 1]
+    assert [image.label for image in list_source(Subset(dataset, [3, 0]), labelled=True)] == [1, 0]
+    del dataset.targets
+    assert [image.label for image in list_source(Subset(dataset, [3, 0]), labelled=True)] == [1, 0]
+
+
 @pytest.mark.parametrize("source", [VisionFolder(pictures(4), [1, 0, 1, 0]), hugging_face([1, 0, 1, 0])])
 def test_new_classes_are_columns_in_the_order_of_their_numbers(source: Any) -> None:
     images, _ = list_parts(source)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,6 +18,7 @@ from PIL import Image
 import flashback as fb
 from flashback.benchmarks.image_lists import list_images, read_batches
 from flashback.models import model as module
+from helpers import quick_host, tiny_benchmark
 
 
 def test_predictions_for_the_files_of_a_benchmark_are_those_of_the_host(model: fb.Model, pictures: Path) -> None:
@@ -43,6 +45,16 @@ def test_probabilities_are_the_softmax_of_the_own_classifiers_scores(model: fb.M
         scores = next(iter(host.classifiers().values()))(host.views.plain(raw)).softmax(1)[0]
     expected = dict(zip(model.class_names, scores.tolist(), strict=True))
     assert {row.class_name: row.probability for row in predictions} == pytest.approx(expected)
+
+
+def test_classes_are_ranked_by_scores_also_where_probabilities_are_0() -> None:
+    host = quick_host("finetune", tiny_benchmark((5,), per_class=1)).eval()
+    with torch.no_grad():
+        host.net.head.weight.zero_()  # type: ignore[union-attr, operator]
+        host.net.head.bias.copy_(torch.tensor([-400.0, 0, -300, -200, -300]))  # type: ignore[union-attr, operator]
+    predictions = fb.predict_files(fb.Model.of(host), {"any": np.zeros((1, 12, 12), np.uint8)}, top=5)
+    assert [row.class_name for row in predictions] == ["1", "3", "2", "4", "0"]
+    assert [row.probability for row in predictions] == [1, 0, 0, 0, 0]
 
 
 def test_images_of_any_size_and_kind_are_predicted(model: fb.Model, pictures: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Prediction: what a host does with its network once it is trained."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -70,7 +70,7 @@ class Predictor(nn.Module):
         Args:
             images: uint8 images as they are stored, [n, C, H, W]: a tensor, an array, or a data set such as task.test.
             classifier: One of `classifiers()`; None: the method's own.
-            task: Predict among the classes of this task alone; None: among all classes learned.
+            task: Predict among the classes of this task alone, new and known ones; None: among all classes learned.
 
         Returns:
             The class column of each image, on the CPU; column k is the class `benchmark.class_names[k]`.
@@ -78,12 +78,12 @@ class Predictor(nn.Module):
         Raises:
             FlashbackError: The images, the classifier or the task do not fit this host.
         """
-        columns = self._columns(task)
+        columns = torch.tensor(self._columns(task), device=self.device)
         with evaluating(self), torch.compiler.set_stance("force_eager"):
             score = self._classifier(classifier)
             pieces = torch.split(self._raw(images), self.config.training.evaluation_batch)
             scores = (score(self.views.plain(piece.to(self.device))) for piece in pieces)
-            return torch.cat([columns.start + part[:, columns].argmax(dim=1).cpu() for part in scores])
+            return torch.cat([columns[part[:, columns].argmax(dim=1)].cpu() for part in scores])
 
     def features(self, images: RawImages) -> Tensor:
         """Compute the features of images before the last layer, in evaluation mode and in batches.
@@ -149,16 +149,16 @@ class Predictor(nn.Module):
             raise unknown("classifier", name, classifiers)
         return classifiers[name]
 
-    def _columns(self, task: Task | int | None) -> slice:
+    def _columns(self, task: Task | int | None) -> Sequence[int]:
         if task is None:
-            return self.task.seen
+            return range(self.task.seen.stop)
         index = task.index if isinstance(task, Task) else task
         require(
             isinstance(index, int) and 0 <= index <= self.task.index,
             f"this host has not learned task {index}; give one of benchmark.tasks, or a number from 0 to "
             f"{self.task.index}",
         )
-        return self.benchmark.tasks[index].new
+        return self.benchmark.tasks[index].columns
 
     def _raw(self, images: RawImages) -> Tensor:
         raw = images.x if isinstance(images, Images) else images

@@ -116,8 +116,8 @@ def evaluate_files(model: Model | str | Path, images: Source, *, progress: bool 
     truth = torch.tensor([column_of[name] for name in names if name in column_of])
     classes, skipped = len(model.class_names), dict[str, str]()
     counts = torch.zeros(classes * classes, dtype=torch.int64)
-    for rows, probabilities in model.classify(known, skipped, progress):
-        counts += torch.bincount(truth[rows] * classes + probabilities.argmax(dim=1), minlength=len(counts))
+    for rows, scores in model.classify(known, skipped, progress):
+        counts += torch.bincount(truth[rows] * classes + scores.argmax(dim=1), minlength=len(counts))
     return FileEvaluation(model.class_names, counts.view(classes, classes).tolist(), dict(left_out), skipped)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,8 @@ class Model:
         """The model of a host that has learned some or all tasks of its benchmark."""
         benchmark = host.benchmark
         learned = tuple(map(printable, benchmark.class_names[: host.task.seen.stop]))
-        return cls(host, learned, benchmark.image_shape, tuple(benchmark.names_by_label))
+        by_label = () if all(map(is_number, benchmark.class_names)) else tuple(benchmark.names_by_label)
+        return cls(host, learned, benchmark.image_shape, by_label)
 
     def probabilities(self) -> nn.Module:
         """A module from raw images, uint8 [n, C, H, W], to the probabilities of the classes learned, float32."""
@@ -56,22 +58,22 @@ class Model:
             progress: Show a progress bar, if there is a terminal.
 
         Yields:
-            The positions of the images that could be read, and the probabilities of all classes, on the CPU.
+            The positions of the images that could be read, and the scores of all classes, on the CPU.
 
         Raises:
             FlashbackError: If not a single image can be read.
         """
         from flashback.progress_bar import TerminalProgress
 
-        module = self.probabilities()
+        module = self.host.as_module()
         batch = self.host.config.training.evaluation_batch
         with TerminalProgress(shown=progress) as bar:
             line = bar.add_task("images", total=len(images))
             batches = read_batches(images, self.image_shape, batch, skipped, lambda count: bar.advance(line, count))
             for rows, raw in batches:
                 with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                    probabilities = module(raw.to(self.host.device)).cpu()
-                yield rows, probabilities
+                    scores = module(raw.to(self.host.device)).cpu()
+                yield rows, scores
         if len(skipped) == len(images):
             raise FlashbackError(f"none of the {len(images)} images can be read: {next(iter(skipped.values()))}")
 
@@ -84,8 +86,16 @@ class Probabilities(nn.Module):
         self.scoring = scoring
 
     def forward(self, raw: Tensor) -> Tensor:
-        probabilities: Tensor = self.scoring(raw).softmax(dim=1)
-        return probabilities.float()
+        return to_probabilities(self.scoring(raw))
+
+
+def to_probabilities(scores: Tensor) -> Tensor:
+    return scores.softmax(dim=1).float()
+
+
+def is_number(name: str) -> bool:
+    """Whether a class name is a number without leading zeros, as a label of a data set is written."""
+    return re.fullmatch("0|[1-9][0-9]*", name) is not None
 
 
 def load_model(path: str | Path, device: str | torch.device = "auto", *, host_file: HostFiles = None) -> Model:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashback.errors import abbreviate, require
-from flashback.models.model import Model, as_model
+from flashback.models.model import Model, as_model, to_probabilities
 from flashback.models.sources import Source, list_source
 
 
@@ -89,9 +89,11 @@ def predict_files(model: Model | str | Path, images: Source, *, top: int = 3, pr
     require(type(top) is int and top >= 1, f"top is the number of classes to name, at least 1, not {abbreviate(top)}")
     model, listed = as_model(model), list_source(images)
     predictions = Predictions()
-    for rows, probabilities in model.classify(listed, predictions.skipped, progress):
-        best = probabilities.topk(min(top, len(model.class_names)), dim=1)
-        for row, values, columns in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
+    for rows, scores in model.classify(listed, predictions.skipped, progress):
+        # Ranked by scores: many probabilities of a nearest-mean classifier are rounded to 0.
+        best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
+        probabilities = to_probabilities(scores).gather(1, best)
+        for row, values, columns in zip(rows, probabilities.tolist(), best.tolist(), strict=True):
             predictions.rows.extend(
                 Prediction(listed[row].name, rank, model.class_names[column], value)
                 for rank, (value, column) in enumerate(zip(values, columns, strict=True), 1)

@@ -215,7 +215,12 @@ def _labels(dataset: Any, features: Mapping[str, Any] | None) -> Sequence[tuple[
 
 
 def _class_names(dataset: Any) -> list[str] | None:
-    """The names that a torchvision data set gives to its classes, or the one that it is a subset of."""
+    """The names that a torchvision data set gives to its classes, or the one that it is a subset of.
+
+    None if there is a `target_transform`: the names are those of the labels before it.
+    """
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
     names = getattr(dataset, "classes", None)
     if names:
         return [name if isinstance(name, str) else str(name[0]) for name in names]  # ImageNet has synonyms
