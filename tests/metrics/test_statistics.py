@@ -7,7 +7,7 @@ import pytest
 
 from flashback.errors import FlashbackError
 from flashback.metrics import PairedTest, paired_over_methods, paired_over_tasks, paired_test, verdict
-from flashback.metrics.statistics import confidence_interval, deviation, holm, interval, mean, signed
+from flashback.metrics.statistics import confidence_interval, deviation, holm, interval, mean, probability, signed
 
 # Average accuracies printed in the paper: the host, and with flashback; class- (CI) and task-incremental (TI).
 PRINTED = {
@@ -162,6 +162,25 @@ def test_verdict(test: PairedTest, words: list[str]) -> None:
     sentence = verdict(test)
     assert all(word in sentence for word in words), sentence
     assert ("care" in sentence) == (test.p is not None and test.pairs < 5)
+
+
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [
+        (0.0498, "0.0498"),
+        (0.0503, "0.0503"),
+        (0.049996, "0.049996"),
+        (0.05, "0.05"),
+        (0.047, "0.047"),
+        (0.01234, "0.012"),
+        (0.5, "0.5"),
+        (0.00001, "< 0.0001"),
+        (None, "–"),
+    ],
+)
+def test_p_shows_on_which_side_of_five_percent_it_lies(p: float | None, text: str) -> None:
+    assert probability(p) == text
+    assert probability(p, equals="= ").removeprefix("= ") == text
 
 
 @pytest.mark.parametrize("value", [0.005 - 1e-14, 2.355 + 1e-13, -0.001, 12.5])

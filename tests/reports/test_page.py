@@ -15,7 +15,7 @@ import pytest
 from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_frontier, write_run, write_similarity
 
 from flashback.reports import read_report, write_report
-from flashback.reports.page import html_page
+from flashback.reports.page import html_page, payload
 
 SHOWN_CARDS = 6
 
@@ -138,6 +138,19 @@ def test_charts_have_their_data_once(page: Page) -> None:
     assert [stage for _, stage, _, _ in icarl["losses"]["flashback"]["segments"]][:3] == ["learn", "phase 1", "phase 2"]
     assert set(icarl["losses"]["flashback"]["terms"]) == {"task", "stability", "plasticity"}
     assert page.data["similarities"][0]["layers"][0] == "stage4.0.conv1"
+
+
+def test_differences_in_charts_are_of_common_seeds(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2)
+    write_run(tmp_path / "odd", made_config(seed=7), {setting: made_matrix(4, 9, -40) for setting in SETTINGS})
+    report = read_report(tmp_path)
+    for setting, view in payload(report)["pairings"][0]["views"].items():
+        expected = pytest.approx(report.pairings[0].row(setting).test.difference, abs=0.02)
+        assert view["difference"]["curve"][-1] == expected
+        assert sum(view["difference"]["matrix"][-1]) / 4 == expected
+        assert view["curve"]["flashback"]["mean"][-1] - view["curve"]["host"]["mean"][-1] != expected
+    write_run(tmp_path / "alone", made_config("lucir"), {setting: made_matrix(2) for setting in SETTINGS})
+    assert "difference" not in payload(read_report(tmp_path / "alone"))["pairings"][0]["views"][SETTINGS[0]]
 
 
 def test_settings_are_whole_and_their_difference_is_marked(page: Page) -> None:

@@ -25,6 +25,7 @@ from flashback.reports.plots import (
     plot_confusion,
     plot_frontier,
     plot_grid,
+    plot_matrices,
     plot_methods,
 )
 
@@ -149,6 +150,34 @@ def test_confusion_is_drawn_where_it_is_recorded(tmp_path: Path) -> None:
     assert figure.axes[0].images[0].get_array().tolist() == [[80, 20], [25, 75]]
     write_run(tmp_path / "b", made_config("lucir"), matrices)
     assert plot_confusion(read_report(tmp_path / "b").pairings[0]) is None
+
+
+def test_confusion_of_both_arms_is_drawn_in_one_class_order(tmp_path: Path) -> None:
+    matrices = {setting: made_matrix(2) for setting in SETTINGS}
+    records = (("host", [0, 1], [[8, 2], [5, 15]]), ("flashback", [1, 0], [[10, 0], [4, 6]]))
+    for seed, (arm, order, counts) in enumerate(records):
+        config = made_config(seed=seed, benchmark__order="seed", flashback__enabled=arm == "flashback")
+        facts = {"class_order": order, "data": {"class_names": [("ant", "bee")[label] for label in order]}}
+        write_run(tmp_path / arm, config, matrices, confusion=counts, **facts)
+    (pairing,) = read_report(tmp_path).comparisons
+    figure = plot_confusion(pairing)
+    assert figure is not None
+    panels = [axes for axes in figure.axes if axes.images]
+    assert [[label.get_text() for label in axes.get_yticklabels()] for axes in panels] == [["ant", "bee"]] * 2
+    assert [axes.images[0].get_array().tolist() for axes in panels] == [[[80, 20], [25, 75]], [[60, 40], [0, 100]]]
+
+
+def test_the_difference_of_matrices_is_of_common_seeds(tmp_path: Path) -> None:
+    write_comparison(tmp_path, seeds=2, tasks=3)
+    single = {setting: made_matrix(3, 9, -40) for setting in SETTINGS}
+    write_run(tmp_path / "odd", made_config(seed=7), single)
+    pairing = read_report(tmp_path).pairings[0]
+    difference = plot_matrices(pairing, SETTINGS[0]).axes[2].images[0].get_array()
+    assert difference[-1].mean() == pytest.approx(pairing.row().test.difference)
+    write_run(tmp_path / "none", made_config("lucir"), single)
+    write_run(tmp_path / "common", made_config("lucir", seed=1, flashback__enabled=True), single)
+    apart = next(pairing for pairing in read_report(tmp_path).pairings if pairing.host == "lucir")
+    assert len(plot_matrices(apart, SETTINGS[0]).axes) == 4  # two panels, each with its scale of colours
 
 
 def test_a_frontier_marks_dominated_points_and_names_the_weights(tmp_path: Path) -> None:

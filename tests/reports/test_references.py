@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def test_published_values_stand_beside_ours(tmp_path: Path) -> None:
     assert any("Another" in note for note in table.notes)
     files = write_report(report, tmp_path / "out.html", "all")
     assert all("Table 9" in path.read_text() for path in files if path.name in ("out.html", "out.md", "out.csv"))
+
+
+def test_published_values_are_numbers_in_csv(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "runs")
+    file = write_references(tmp_path / "r.yaml", host=-12.5)
+    (path,) = write_report(read_report(tmp_path / "runs", references=file), tmp_path / "out.csv", "csv")
+    first = next(csv.DictReader(path.open()))
+    assert (first["host_published"], first["flashback_published"]) == ("-12.5", "53.5")
 
 
 def test_without_a_file_no_published_value_is_shown(tmp_path: Path) -> None:

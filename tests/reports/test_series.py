@@ -13,6 +13,7 @@ from flashback.metrics.accuracy import average_accuracies
 from flashback.reports.series import (
     Segment,
     accuracy_band,
+    aligned_confusions,
     balance,
     loss_curves,
     mean_confusion,
@@ -20,7 +21,7 @@ from flashback.reports.series import (
     square,
     thin,
 )
-from flashback.results import Epoch, Run, read_runs
+from flashback.results import Epoch, Method, Run, read_runs
 
 
 @pytest.fixture
@@ -111,6 +112,18 @@ def test_confusion_is_averaged_by_class_in_percent_of_the_true_class(tmp_path: P
     names, matrix = result
     assert names == ["ant", "bee"]
     assert matrix.tolist() == [[70, 30], [12.5, 87.5]]
+
+
+def test_a_class_that_one_arm_has_not_learned_has_no_confusion_there(tmp_path: Path) -> None:
+    write_classes(tmp_path, 0, [0], [[8]])
+    write_classes(tmp_path, 1, [1, 0], [[10, 0], [4, 6]])
+    first, second = sorted(read_runs(tmp_path).runs, key=lambda run: run.seed)
+    two = [Method(first.config, {0: first}), Method({**second.config, "flashback": {"enabled": True}}, {1: second})]
+    names, matrices = aligned_confusions(two)
+    assert names == ["ant", "bee"]
+    nan = np.nan
+    assert np.array_equal(matrices["host"], np.array([[100, nan], [nan, nan]]), equal_nan=True)
+    assert matrices["flashback"].tolist() == [[60, 40], [0, 100]]
 
 
 def test_without_confusion_in_every_run_there_is_none(tmp_path: Path) -> None:

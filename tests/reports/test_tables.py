@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_run
+from made_runs import SETTINGS, made_config, made_matrix, write_comparison, write_frontier, write_run
 
 from flashback.errors import FlashbackError
 from flashback.metrics import paired_over_methods, paired_over_tasks, paired_test
 from flashback.metrics.statistics import holm
 from flashback.reports import accuracy_rows, class_rows, read_report, run_rows, write_report
 from flashback.reports.data import against_rows, comparison_rows, metric_rows
+from flashback.reports.page import html_page
 from flashback.reports.report import Report, obstacles, over_tasks
 from flashback.reports.tables import arms_table, classes_table, methods_tables, result_row, results_table
 from flashback.reports.text import escaped, latex, markdown, plain
@@ -68,6 +70,15 @@ def test_csv_holds_no_formulas(tmp_path: Path) -> None:
     assert rows_of(csv_text(comparison_rows(read_report(tmp_path))))[0]["host"] == "'=1+1"
 
 
+def test_csv_has_a_setting_of_both_arms_where_they_differ(tmp_path: Path) -> None:
+    for arm, rate in (("host", 0.001), ("flashback", 0.1)):
+        config = made_config(recipe="improved", training__lr=rate, flashback__enabled=arm == "flashback")
+        write_run(tmp_path / "a" / arm, config, {setting: made_matrix(2) for setting in SETTINGS})
+    write_comparison(tmp_path / "b", "lucir", seeds=1, training__lr=0.3)
+    rows = rows_of(csv_text(comparison_rows(read_report(tmp_path))))
+    assert {row["host"]: row["training.lr"] for row in rows} == {"icarl": "0.001 / 0.1", "lucir": "0.3"}
+
+
 def test_runs_are_listed_by_setting_classifier_metric_and_cell(tmp_path: Path) -> None:
     write_comparison(tmp_path / "a", seeds=2, tasks=3, training__lr=0.1)
     write_comparison(tmp_path / "b", seeds=2, tasks=3, training__lr=0.2)
@@ -99,6 +110,15 @@ def test_accuracy_by_class_is_listed_where_it_is_recorded(tmp_path: Path) -> Non
     assert table.rows[""] == [["bee", "80.00"], ["ant", "75.00"]]
     assert "| bee | 80.00 |" in markdown(report)
     assert tmp_path / "out.classes.csv" in write_report(report, tmp_path / "out", "classes-csv")
+
+
+def test_a_class_without_test_images_has_no_accuracy(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"class_order": [0, 1], "data": {"class_names": ["ant", "bee"]}}
+    matrices = {setting: made_matrix(2) for setting in SETTINGS}
+    write_run(tmp_path / "a", made_config(), matrices, confusion=[[8, 2], [0, 0]], **facts)
+    report = read_report(tmp_path)
+    assert [row["accuracy"] for row in class_rows(report)] == [80.0, None]
+    assert classes_table(report)[0].rows[""] == [["ant", "80.00"], ["bee", "–"]]
 
 
 # ---------------------------------------------------------------- tables
@@ -308,6 +328,41 @@ def test_settings_that_all_share_are_named_once(tmp_path: Path) -> None:
     assert set(report.shared_changes.split(", ")) >= {"2 epochs", "host.net mynet"}
 
 
+def test_every_text_says_what_differs_between_the_arms(tmp_path: Path) -> None:
+    for arm, rate, steps in (("host", 0.3, 640), ("flashback", 0.1, 700)):
+        config = made_config(recipe="improved", training__lr=rate, flashback__enabled=arm == "flashback")
+        write_run(tmp_path / arm, config, {setting: made_matrix(2) for setting in SETTINGS}, steps=steps)
+    report = read_report(tmp_path)
+    for text in (html_page(report), markdown(report)):
+        assert "unequal budget" in text
+        assert "the arms differ in training.lr" in text
+    captions = [line for line in latex(report).splitlines() if "caption" in line]
+    assert len(captions) == 2
+    assert all("icarl: unequal budget. icarl: the arms differ in training.lr" in caption for caption in captions)
+
+
+def test_runs_that_differ_are_named_without_a_comparison_too(tmp_path: Path) -> None:
+    for seed, device in enumerate(("one", "two")):
+        config, matrices = made_config(seed=seed), {setting: made_matrix(2) for setting in SETTINGS}
+        write_run(tmp_path / device, config, matrices, must_match={"device": device})
+    assert "\n% icarl: the runs differ in device.\n" in latex(read_report(tmp_path))
+
+
+def test_links_to_runs_are_not_followed_but_named(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "elsewhere", seeds=1)
+    write_host(tmp_path / "runs" / "lucir", "lucir", seeds=1)
+    (tmp_path / "empty").mkdir()
+    targets = {"run": "elsewhere/host/seed-0", "both": "elsewhere", "known": "runs/lucir", "up": "", "empty": "empty"}
+    for name, target in targets.items():
+        (tmp_path / "runs" / f"link-{name}").symlink_to(tmp_path / target, target_is_directory=True)
+    report = read_report(tmp_path / "runs")
+    assert [run.name for run in report.runs] == ["lucir/seed-0"]
+    assert list(report.skipped) == ["link-both", "link-run", "link-up"]
+    assert "link, which is not followed" in report.skipped["link-run"]
+    assert read_report(tmp_path).skipped == {}
+    assert len(read_report(tmp_path / "runs" / "link-both").runs) == 2  # given by the user
+
+
 def test_runs_of_different_code_are_not_compared_and_are_named(tmp_path: Path) -> None:
     for arm, code in (("host", "a" * 16), ("flashback", "b" * 16)):
         config = made_config(flashback__enabled=arm == "flashback")
@@ -317,3 +372,17 @@ def test_runs_of_different_code_are_not_compared_and_are_named(tmp_path: Path) -
     assert report.comparisons == []
     assert [remark for remark in report.code_remarks if "aaaaaaaa, bbbbbbbb" in remark]
     assert [remark for remark in report.code_remarks if remark.startswith("host was resumed")]
+
+
+def test_frontiers_of_one_host_have_different_headings_and_name_their_failures(tmp_path: Path) -> None:
+    for name in ("two", "four"):
+        (tmp_path / name).mkdir()
+        frontier = write_frontier(tmp_path / name)
+    failed = replace(frontier, failures={"host alone, seed 1": "out of memory"})
+    (tmp_path / "four" / "frontier.json").write_text(json.dumps(failed.as_dict()))
+    report = read_report(tmp_path)
+    headings = [frontier.title for frontier in report.frontiers]
+    assert headings == [f"icarl on split-cifar100 (folder {name})" for name in ("four", "two")]
+    text = markdown(report)
+    assert all(heading in text for heading in headings)
+    assert text.count("host alone, seed 1 failed: out of memory") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from flashback.metrics import summarise
 from flashback.metrics.accuracy import METRICS, OVER_IMAGES
 from flashback.reports import read_report
 from flashback.reports.page import html_page
-from flashback.results import group_methods, read_runs
+from flashback.results import group_methods, pair_arms, read_runs
 from flashback.studies.comparison import read_finished
 
 CI, TI = SETTINGS
@@ -315,3 +316,31 @@ def test_labels_name_methods_and_need_a_folder_with_runs(tmp_path: Path) -> None
     assert names == {"our net", "our net with flashback", *PLAIN}
     with pytest.raises(FlashbackError, match="no run lies below"):
         read_runs(tmp_path, labels={"x": tmp_path / "nowhere"})
+
+
+def test_runs_with_different_labels_are_different_methods_each_with_its_own_pair(tmp_path: Path) -> None:
+    """Both folders hold the same configuration: seeds 0 and 1 below `a`, 1 and 2 below `b`."""
+    for folder, seeds in (("a", (0, 1)), ("b", (1, 2))):
+        for seed, enabled in product(seeds, (False, True)):
+            config = made_config(seed=seed, flashback__enabled=enabled)
+            write_run(tmp_path / folder / str(enabled) / str(seed), config, MATRICES)
+    a, b = tmp_path / "a", tmp_path / "b"
+    for labels in ({"one": a, "two": b}, {"one": a}, {"two": b}):
+        found = read_runs(tmp_path, labels=labels)
+        assert not found.skipped
+        methods = group_methods(found.runs)
+        first, second = ("one" if "one" in labels else "icarl"), ("two" if "two" in labels else "icarl")
+        assert {method.name: method.seeds for method in methods} == {
+            first: [0, 1], f"{first} with flashback": [0, 1],
+            second: [1, 2], f"{second} with flashback": [1, 2],
+        }  # fmt: skip
+        assert {pair.name: pair.common_seeds for pair in pair_arms(methods)} == {first: [0, 1], second: [1, 2]}
+    assert len(read_runs(tmp_path).runs) == 6
+
+
+def test_a_run_made_twice_under_one_label_counts_once(tmp_path: Path) -> None:
+    for folder in ("mine/a", "mine/b", "other"):
+        write_run(tmp_path / folder, made_config(), MATRICES)
+    found = read_runs(tmp_path, labels={"our net": tmp_path / "mine"})
+    assert found.skipped == {"mine/b": "repeats mine/a: the same configuration and seed"}
+    assert [run.label for run in found.runs] == ["our net", ""]

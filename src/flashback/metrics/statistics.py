@@ -136,8 +136,11 @@ def signed(difference: float | None) -> str:
 
 
 def probability(p: float | None, equals: str = "") -> str:
-    """Format a p-value; `equals` goes before a value that is not a bound."""
-    return ABSENT if p is None else "< 0.0001" if p < 1e-4 else f"{equals}{p:.2g}"
+    """Format a p-value to two digits, or more if it would round to 0.05; `equals` goes before all but a bound."""
+    if p is None or p < 1e-4:
+        return ABSENT if p is None else "< 0.0001"
+    texts = (f"{p:.{digits}g}" for digits in range(2, 18))
+    return equals + next(text for text in texts if float(text) != SIGNIFICANT or p == SIGNIFICANT)
 
 
 def interval(test: PairedTest) -> str:

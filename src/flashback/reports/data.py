@@ -7,7 +7,7 @@ from typing import Any
 from flashback.metrics import class_accuracies
 from flashback.records.terms import ARMS, SETTINGS
 from flashback.reports.report import Report
-from flashback.results import Row, Run
+from flashback.results import Comparison, Row, Run
 from flashback.results.naming import value_in_words, varying_keys
 
 ABOUT = ("host", "benchmark", "recipe", "arm", "seed")
@@ -78,16 +78,29 @@ def settings_in(run: Run, keys: Iterable[str]) -> dict[str, Any]:
     return {key: value_in_words(value) if isinstance(value, list | dict) else value for key, value in values.items()}
 
 
+def settings_of_arms(pairing: Comparison, keys: Iterable[str]) -> dict[str, Any]:
+    """Settings of a comparison; both values, host / flashback, where the arms differ."""
+    left, right = (settings_in(method.any_run, keys) for method in (pairing.methods[0], pairing.methods[-1]))
+    differing = set(pairing.differing_settings)
+    return {
+        key: f"{value_in_words(left[key])} / {value_in_words(value)}" if key in differing else value
+        for key, value in right.items()
+    }
+
+
 def comparison_rows(report: Report) -> list[dict[str, Any]]:
     varying, rows = varying_settings(report.runs), []
     for pairing in report.pairings:
         about = {"method": pairing.name} | {name: getattr(pairing, name) for name in ("host", "benchmark", "recipe")}
-        settings = settings_in(pairing.methods[-1].any_run, varying)
+        settings = settings_of_arms(pairing, varying)
         beside = [reference for other, reference in report.references_beside if other is pairing]
         for row in pairing.rows:
             references = [cell for cell in beside if (cell.setting, cell.metric) == (row.setting, row.metric)]
-            values = {arm: [str(cell.value[arm]) for cell in references if arm in cell.value] for arm in ARMS}
-            published = {f"{arm}_published": "; ".join(some) for arm, some in values.items()}
+            values = {arm: [cell.value[arm] for cell in references if arm in cell.value] for arm in ARMS}
+            published: dict[str, Any] = {
+                f"{arm}_published": some[0] if len(some) == 1 else "; ".join(map(str, some))
+                for arm, some in values.items()
+            }
             published["published_in"] = "; ".join(cell.where for cell in references)
             rows.append(about | _numbers(row, *ARMS) | {"budget": pairing.budget} | published | settings)
     return rows

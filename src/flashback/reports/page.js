@@ -175,7 +175,7 @@
   }
 
   function drawCurve(box) {
-    const { curve, steps } = view(), arms = Object.keys(curve);
+    const { curve, steps, difference } = view(), arms = Object.keys(curve);
     const [node, width] = canvas(box, 300, "Average accuracy after each task. Arrow keys move from task to task.");
     const [low, high] = range(arms.flatMap((arm) => [...curve[arm].low, ...curve[arm].high]), 0.1, 4);
     const reach = [Math.max(0, low), Math.min(100, high)];
@@ -192,7 +192,7 @@
     point(node, steps.map((step, k) => ({
       x: area.x(step), y: area.y(Math.max(...arms.map((arm) => curve[arm].mean[k]))), cursor: [area.top, area.bottom],
       lines: [`after task ${step}`, ...arms.map((arm) => `${data.arms[arm]} ${fixed(curve[arm].mean[k])} (${fixed(curve[arm].low[k])} to ${fixed(curve[arm].high[k])})`),
-        ...(arms.length > 1 ? [`difference ${signed(curve.flashback.mean[k] - curve.host.mean[k])}`] : [])],
+        ...(difference ? [`difference ${signed(difference.curve[k])}`] : [])],
     })));
     box.append(armLegend(arms));
   }
@@ -281,14 +281,13 @@
   }
 
   function drawMatrices(box) {
-    const { matrix, kept } = view(), arms = Object.keys(matrix);
+    const { matrix, kept, difference } = view(), arms = Object.keys(matrix);
     const panels = html("div", undefined, { class: "panels" });
     box.append(panels);
     for (const arm of arms) heatMap(panels, data.arms[arm], matrix[arm], kept, (value) => sequential(value / 100), fixed);
-    if (arms.length < 2) return;
-    const difference = matrix.flashback.map((row, k) => row.map((value, j) => value - matrix.host[k][j]));
-    const most = Math.max(1, ...difference.flat().map(Math.abs));
-    heatMap(panels, "difference, flashback − host", difference, kept, (value) => diverging(value / most), (value, digits) => (value >= 0 ? "+" : "") + value.toFixed(digits));
+    if (!difference) return;
+    const most = Math.max(1, ...difference.matrix.flat().map(Math.abs));
+    heatMap(panels, "difference, flashback − host", difference.matrix, kept, (value) => diverging(value / most), (value, digits) => (value >= 0 ? "+" : "") + value.toFixed(digits));
   }
 
   const OF_CLASSES = ["share of each predicted class among the images of each true class", "true class", "predicted", "predicted class …, true class … (downwards)"];

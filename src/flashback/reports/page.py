@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flashback.errors import printable
 from flashback.metrics import PairedTest
 from flashback.metrics.statistics import ABSENT, FEW, interval, signed
@@ -15,7 +17,16 @@ from flashback.plugin import PHASE_1, PHASE_2
 from flashback.records import dotted
 from flashback.records.terms import HOST, SETTINGS
 from flashback.reports.report import Report, over_tasks
-from flashback.reports.series import accuracy_band, balance, loss_curves, mean_confusion, mean_matrix, thin
+from flashback.reports.series import (
+    Array,
+    accuracy_band,
+    aligned_confusions,
+    balance,
+    loss_curves,
+    mean_difference,
+    mean_matrix,
+    thin,
+)
 from flashback.reports.text import render
 from flashback.reports.words import ARM_TITLES
 from flashback.results import Comparison, Frontier, Method
@@ -101,11 +112,11 @@ def frontier_view(frontier: Frontier, setting: str) -> dict[str, Any]:
 def describe(pairing: Comparison, points: int, cells: int, methods: int) -> dict[str, Any]:
     runs = {method.arm: list(method.runs.values()) for method in pairing.methods}
     curves = {arm: loss_curves([run.epochs for run in some], points) for arm, some in runs.items()}
-    confusions = {arm: mean_confusion(some) for arm, some in runs.items()}
+    classes, confusions = aligned_confusions(pairing.methods)
     return {
         "seeds": {arm: len(some) for arm, some in runs.items()},
         "answer": {setting: answer(pairing.row(setting).test) for setting in SETTINGS},
-        "views": {setting: view(pairing.methods, setting, cells) for setting in SETTINGS},
+        "views": {setting: view(pairing, setting, cells) for setting in SETTINGS},
         "losses": {
             arm: {
                 "segments": curve.segments,
@@ -116,9 +127,9 @@ def describe(pairing: Comparison, points: int, cells: int, methods: int) -> dict
             if curve is not None
         },
         "confusion": {
-            arm: {"classes": confusion[0], "matrix": [rounded(row) for row in confusion[1]]}
-            for arm, confusion in confusions.items()
-            if confusion is not None and len(confusion[0]) ** 2 * methods <= CONFUSION_CELLS
+            arm: {"classes": classes, "matrix": [rounded(row) for row in matrix]}
+            for arm, matrix in confusions.items()
+            if len(classes) ** 2 * methods <= CONFUSION_CELLS
         },
         "config": configuration(pairing.methods),
     }
@@ -133,8 +144,12 @@ def answer(test: PairedTest) -> dict[str, Any] | None:
     return {"values": values, "difference": difference, "label": f"difference {difference}{limits}"}
 
 
-def view(methods: list[Method], setting: str, cells: int) -> dict[str, Any]:
-    """Accuracy curves, matrices and the balance of stability and plasticity, thinned out where there are many tasks."""
+def view(pairing: Comparison, setting: str, cells: int) -> dict[str, Any]:
+    """Accuracy curves, matrices and the balance of stability and plasticity, thinned out where there are many tasks.
+
+    The difference is over the seeds of both arms, as in the tests.
+    """
+    methods = pairing.methods
     steps, matrix_steps = thin(methods[0].tasks, CURVE_TASKS), thin(methods[0].tasks, cells)
     numbers: dict[str, Any] = {"steps": [k + 1 for k in steps], "kept": [k + 1 for k in matrix_steps]}
     numbers |= {"curve": {}, "matrix": {}, "balance": {}}
@@ -143,9 +158,18 @@ def view(methods: list[Method], setting: str, cells: int) -> dict[str, Any]:
         band, matrix = accuracy_band(runs, setting), mean_matrix(runs, setting)
         points = list(zip(*balance(runs, setting), strict=True))[:CURVE_TASKS]
         numbers["curve"][arm] = {name: rounded(values[steps]) for name, values in band.items()}
-        numbers["matrix"][arm] = [rounded(matrix[k, matrix_steps[: row + 1]]) for row, k in enumerate(matrix_steps)]
+        numbers["matrix"][arm] = triangle(matrix, matrix_steps)
         numbers["balance"][arm] = [rounded(point) for point in points]
+    difference = mean_difference(pairing, setting)
+    if difference is not None:
+        curve = np.nanmean(difference, axis=1)
+        numbers["difference"] = {"curve": rounded(curve[steps]), "matrix": triangle(difference, matrix_steps)}
     return numbers
+
+
+def triangle(matrix: Array, steps: list[int]) -> list[list[float]]:
+    """The rows and columns of some tasks, up to the diagonal."""
+    return [rounded(matrix[k, steps[: row + 1]]) for row, k in enumerate(steps)]
 
 
 def configuration(methods: list[Method]) -> list[list[str]]:

@@ -20,7 +20,16 @@ from flashback.plugin import PHASE_1
 from flashback.records.terms import ARMS, FLASHBACK, HOST
 from flashback.reports.data import varying_settings
 from flashback.reports.report import Report
-from flashback.reports.series import Array, accuracy_band, balance, loss_curves, mean_confusion, mean_matrix, thin
+from flashback.reports.series import (
+    Array,
+    accuracy_band,
+    aligned_confusions,
+    balance,
+    loss_curves,
+    mean_difference,
+    mean_matrix,
+    thin,
+)
 from flashback.reports.words import ARM_TITLES, SETTING_TITLES
 from flashback.results import Comparison, Frontier, Method, Similarity
 
@@ -232,8 +241,8 @@ def plot_curve(pairing: Comparison, setting: str) -> Figure:
 
 def plot_matrices(pairing: Comparison, setting: str) -> Figure:
     panels = [(ARM_TITLES[m.arm], mean_matrix(m.runs.values(), setting), SHADES) for m in pairing.methods]
-    if len(panels) == len(ARMS):
-        difference = panels[1][1] - panels[0][1]
+    difference = mean_difference(pairing, setting)
+    if difference is not None:
         most = max(1.0, float(np.nanmax(np.abs(difference))))
         panels.append(("flashback − host", difference, {"vmin": -most, "vmax": most, "cmap": "PuOr_r"}))
     names = [str(task + 1) for task in range(pairing.methods[0].tasks)]
@@ -242,12 +251,11 @@ def plot_matrices(pairing: Comparison, setting: str) -> Figure:
 
 def plot_confusion(pairing: Comparison) -> Figure | None:
     """Classes confused after the last task, in percent of the true class, where the records have it."""
-    confusions = [(ARM_TITLES[m.arm], mean_confusion(m.runs.values())) for m in pairing.methods]
-    known = [(title, confusion) for title, confusion in confusions if confusion is not None]
-    if not known:
+    names, confusions = aligned_confusions(pairing.methods)
+    if not confusions:
         return None
-    panels = [(title, matrix, SHADES) for title, (_, matrix) in known]
-    return heat_maps(panels, known[0][1][0], f"{pairing.name}, class-incremental", "predicted class", "true class")
+    panels = [(ARM_TITLES[arm], matrix, SHADES) for arm, matrix in confusions.items()]
+    return heat_maps(panels, names, f"{pairing.name}, class-incremental", "predicted class", "true class")
 
 
 def heat_maps(
@@ -375,5 +383,5 @@ def plot_frontier(frontier: Frontier) -> Figure:
 def in_brief(test: PairedTest) -> str:
     """How far a form lies above the host's own curve, for a legend."""
     if test.difference is None:
-        return ", no common range"
+        return ", no answer"
     return f", {signed(test.difference)}" + (f" ({interval(test)})" if test.low is not None else "")

@@ -212,6 +212,10 @@ class Report:
         return [f"{p.name}: the {what} differ in {', '.join(keys)}." for p, what, keys in arms + runs if keys]
 
     @property
+    def budget_remarks(self) -> list[str]:
+        return [f"{p.name}: {p.budget}." for p in self.comparisons if not p.equal_budget]
+
+    @property
     def seed_remarks(self) -> list[str]:
         remarks = {p.name: [unmatched_seeds(p), *seeds_without_value(p, self.metrics)] for p in self.pairings}
         return [f"{name}: {remark}" for name, some in remarks.items() for remark in some if remark]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashback.metrics.accuracy import average_accuracies
-from flashback.results import Epoch, Run
+from flashback.results import Comparison, Epoch, Method, Run
 
 Array = NDArray[np.float64]
 
@@ -39,6 +39,18 @@ def accuracy_band(runs: Iterable[Run], setting: str) -> dict[str, Array]:
 def mean_matrix(runs: Iterable[Run], setting: str) -> Array:
     """The mean accuracy matrix, NaN above the diagonal."""
     return np.asarray(np.mean([square(run.matrix(setting)) for run in runs], axis=0))
+
+
+def mean_difference(pairing: Comparison, setting: str) -> Array | None:
+    """The mean accuracy matrix with flashback minus that of the host, over the seeds of both; None if there are none.
+
+    The mean of row k is the difference in average accuracy after task k.
+    """
+    seeds = pairing.common_seeds
+    if not seeds:
+        return None
+    left, right = (mean_matrix([side.runs[seed] for seed in seeds], setting) for side in (pairing.left, pairing.right))
+    return np.asarray(right - left)
 
 
 def square(rows: Sequence[Sequence[float]]) -> Array:
@@ -82,6 +94,20 @@ def mean_confusion(runs: Iterable[Run]) -> tuple[list[str], Array] | None:
         totals = matrix.sum(axis=1, keepdims=True)
         matrices.append((100 * matrix / np.where(totals > 0, totals, np.nan))[np.ix_(order, order)])
     return names, np.asarray(np.mean(matrices, axis=0))
+
+
+def aligned_confusions(methods: Sequence[Method]) -> tuple[list[str], dict[str, Array]]:
+    """Class names, and by arm the mean confusion matrix of each method that has one, all in the order of the first.
+
+    NaN where a method has not learned a class.
+    """
+    known = {m.arm: confusion for m in methods if (confusion := mean_confusion(m.runs.values())) is not None}
+    names = list(dict.fromkeys(name for classes, _ in known.values() for name in classes))
+    aligned = {arm: np.full((len(names), len(names)), np.nan) for arm in known}
+    for arm, (classes, matrix) in known.items():
+        places = [names.index(name) for name in classes]
+        aligned[arm][np.ix_(places, places)] = matrix
+    return names, aligned
 
 
 def loss_curves(runs: Sequence[Sequence[Epoch]], points: int) -> Losses | None:

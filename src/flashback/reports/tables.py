@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 from flashback.metrics.statistics import ABSENT, SIGNIFICANT, interval, number, probability, signed
@@ -180,7 +181,10 @@ def classes_table(report: Report) -> list[Table]:
             columns.setdefault(tuple(confusion[0]), {})[method.name] = confusion[1].diagonal()
     tables = []
     for names, accuracies in columns.items():
-        rows = [[name, *(number(values[k]) for values in accuracies.values())] for k, name in enumerate(names)]
+        rows = [
+            [name, *(ABSENT if isnan(values[k]) else number(values[k]) for values in accuracies.values())]
+            for k, name in enumerate(names)
+        ]
         about = "Accuracy on each class after the last task, class-incremental, mean over seeds, in percent."
         tables.append(Table("Accuracy by class", ("class", *accuracies), 1, {"": rows}, [about]))
     return tables
@@ -211,5 +215,6 @@ def frontier_table(frontier: Frontier) -> Table:
         "point is better on one and at least as good on the other. Above the host: how far a point lies above the "
         "host's own curve at the same accuracy on new tasks, with Student's interval over seeds for this point alone; "
         "outside: the host's curve does not reach that accuracy.",
+        *(f"{name} failed: {problem}" for name, problem in frontier.failures.items()),
     ]
     return Table(f"Frontier of {frontier.title}", columns, 3, rows, notes)

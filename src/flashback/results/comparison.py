@@ -256,7 +256,7 @@ def join_published(groups: Sequence[list[Method]]) -> list[list[Method]]:
         run = group[0].any_run
         has_own_arms = run.recipe in (AS_PUBLISHED, IMPROVED) or is_recipe_file(run.recipe)
         if len({method.arm for method in group}) < len(ARMS) and has_own_arms:
-            key = canonical([run.host, run.recipe, run.code, run.settings["benchmark"], run.data, run.tasks])
+            key = canonical([run.label, run.host, run.recipe, run.code, run.settings["benchmark"], run.data, run.tasks])
             halves.setdefault(key, []).append(group)
     couples = [two for two in halves.values() if len(two) == 2 and two[0][0].arm != two[1][0].arm]
     used = [id(group) for two in couples for group in two]

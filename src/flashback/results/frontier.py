@@ -14,6 +14,7 @@ from flashback.files import LARGEST_RECORD, read_file
 from flashback.metrics import PairedTest, TradeOff, dominated, gap, height, holm, outline, paired_test
 from flashback.metrics.statistics import SIGNIFICANT, deviation, interval, mean, number, probability, signed
 from flashback.records.terms import CLASS_INCREMENTAL, SETTINGS
+from flashback.results.naming import distinct_names
 from flashback.results.run import is_number
 
 FRONTIER = "frontier.json"
@@ -44,12 +45,10 @@ class Curve:
     points: dict[str, dict[int, list[TradeOff | None]]]
 
     def of_seed(self, setting: str, seed: int) -> list[TradeOff]:
-        """The points of a seed at the weights where no seed has failed, so that failures do not shape the answer."""
-        by_seed = self.points[setting]
-        columns = zip(*by_seed.values(), strict=True)
-        complete = [all(point is not None for point in column) for column in columns]
-        points = zip(by_seed.get(seed, []), complete, strict=False)
-        return [point for point, is_complete in points if is_complete and point is not None]
+        """The points of a seed at every weight; empty where a run of it failed or is missing."""
+        points = self.points[setting][seed]
+        known = [point for point in points if point is not None]
+        return known if len(known) == len(points) else []
 
 
 @dataclass(frozen=True)
@@ -57,18 +56,30 @@ class Advantage:
     """How far a form lies above the host's own curve: the mean height over a range, tested by seed."""
 
     name: str
-    heights: dict[int, float | None]  # by seed; None where the curves reach no new-task accuracy in common
+    heights: dict[int, float | None]  # by complete seed; None where the curves reach no new-task accuracy in common
     areas: dict[int, float | None]
     low: float | None  # ends of the range of new-task accuracy, means over seeds
     high: float | None
     test: PairedTest
     p_adjusted: float | None  # by Holm's method, for the number of forms
-    has_points: bool = True  # whether both curves have a weight at which no run has failed
+    left_out: list[int] = field(default_factory=list)  # seeds with a missing point on either curve
 
     @property
     def sentence(self) -> str:
-        if not self.has_points:
-            return f"{self.name}: no answer, because every weight of it, or of the host alone, has a run that failed."
+        if not self.left_out:
+            return self._answer
+        if not self.heights:
+            return (
+                f"{self.name}: no answer, because in every seed a run of it, or of the host alone, failed or is "
+                "missing; run it again or choose other weights."
+            )
+        count, seeds = len(self.left_out), len(self.left_out) + len(self.heights)
+        verb, pronoun = ("is", "it") if count == 1 else ("are", "them")
+        reason = f"because runs of {pronoun} failed or are missing"
+        return f"{self._answer} {count} of {seeds} seeds {verb} left out, {reason}."
+
+    @property
+    def _answer(self) -> str:
         if self.test.difference is None:
             seeds = ", ".join(str(seed) for seed, value in self.heights.items() if value is None)
             return (
@@ -105,10 +116,11 @@ class Frontier:
     curves: list[Curve]
     failures: dict[str, str] = field(default_factory=dict)
     name: str = ""  # the folder
+    heading: str = ""  # given by distinct_headings
 
     @property
     def title(self) -> str:
-        return f"{self.host} on {Path(self.benchmark).stem}"
+        return self.heading or f"{self.host} on {Path(self.benchmark).stem}"
 
     @property
     def host_curve(self) -> Curve:
@@ -161,17 +173,20 @@ class Frontier:
         return result
 
     def _above(self, curve: Curve, setting: str, k: int) -> tuple[PairedTest, list[int]]:
-        """Heights above the host's curve by seed; no interval where some seeds have none."""
+        """Heights above the host's curve by complete seed; no interval where some of them have none."""
         base_heights: dict[int, float | None] = {}
         heights: dict[int, float | None] = {}
-        for seed in self.seeds:
-            point, base = curve.points[setting][seed][k], self.host_curve.of_seed(setting, seed)
-            if point is None:
-                return paired_test({}, {}), []
-            under = float(height(base, point.new)) if base else float("nan")
+        for seed in self._complete_seeds(curve, setting):
+            point = curve.of_seed(setting, seed)[k]
+            under = float(height(self.host_curve.of_seed(setting, seed), point.new))
             base_heights[seed], heights[seed] = (None if under != under else under), point.old
         outside = [seed for seed, value in base_heights.items() if value is None]
         return (paired_test({}, {}) if outside else paired_test(base_heights, heights)), outside
+
+    def _complete_seeds(self, curve: Curve, setting: str) -> list[int]:
+        """The seeds without a missing point on this curve and on the host's, because a gap would move its height."""
+        both = (self.host_curve, curve)
+        return [seed for seed in self.seeds if all(one.of_seed(setting, seed) for one in both)]
 
     @cached_property
     def _advantages(self) -> dict[str, list[Advantage]]:
@@ -188,14 +203,15 @@ class Frontier:
     def _compare(self, setting: str) -> list[Advantage]:
         result = []
         for curve in self.curves[1:]:
-            gaps = {s: gap(self.host_curve.of_seed(setting, s), curve.of_seed(setting, s)) for s in self.seeds}
+            seeds = self._complete_seeds(curve, setting)
+            gaps = {s: gap(self.host_curve.of_seed(setting, s), curve.of_seed(setting, s)) for s in seeds}
             heights = {seed: seed_gap.height if seed_gap else None for seed, seed_gap in gaps.items()}
             areas = {seed: seed_gap.area if seed_gap else None for seed, seed_gap in gaps.items()}
+            left_out = [seed for seed in self.seeds if seed not in seeds]
             whole = None not in heights.values()  # a mean over the other seeds would be biased
             test = paired_test(dict.fromkeys(gaps, 0.0), heights) if whole else paired_test({}, {})
             low, high = (mean([seed_gap[k] for seed_gap in gaps.values() if seed_gap]) for k in (2, 3))
-            has_points = all(any(one.of_seed(setting, seed) for seed in self.seeds) for one in (self.host_curve, curve))
-            result.append(Advantage(curve.name, heights, areas, low, high, test, None, has_points))
+            result.append(Advantage(curve.name, heights, areas, low, high, test, None, left_out))
         adjusted = holm([1.0 if form.test.p is None else form.test.p for form in result])  # every form counts
         return [
             form if form.test.p is None else replace(form, p_adjusted=p)
@@ -229,12 +245,23 @@ def read_frontier(path: Path, name: str = "") -> Frontier:
         seeds, weights = [int(seed) for seed in content["seeds"]], [float(weight) for weight in content["weights"]]
         curves = [read_curve(curve, seeds, len(weights)) for curve in content["curves"]]
         texts = [str(content[key]) for key in ("host", "benchmark", "recipe")]
+        failures = {run: str(problem) for run, problem in content["failures"].items()}
     except (OSError, RecursionError, json.JSONDecodeError):
         raise FlashbackError("is not readable as JSON") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FlashbackError(f"is not complete ({error}); write it again with `flashback frontier`") from None
     require(bool(curves and seeds and weights), "holds no curve; write it again with `flashback frontier`")
-    return Frontier(texts[0], texts[1], texts[2], weights, seeds, curves, name=name)
+    return Frontier(texts[0], texts[1], texts[2], weights, seeds, curves, failures, name)
+
+
+def distinct_headings(frontiers: Sequence[Frontier]) -> list[Frontier]:
+    """Add recipe and folder to equal titles, where these differ."""
+    settings = [{"recipe": frontier.recipe, "folder": frontier.name} for frontier in frontiers]
+    titles = distinct_names([frontier.title for frontier in frontiers], settings, [()] * len(frontiers))
+    return [
+        frontier if title == frontier.title else replace(frontier, heading=title)
+        for frontier, title in zip(frontiers, titles, strict=True)
+    ]
 
 
 def read_curve(content: Mapping[str, Any], seeds: Sequence[int], weights: int) -> Curve:

@@ -117,7 +117,7 @@ class Method(ConfigView):
 
 
 def group_methods(runs: Iterable[Run]) -> list[Method]:
-    """Group runs that differ only in the seed, and name each method by what distinguishes it from the others.
+    """Group runs of one label that differ only in the seed, and name each method by what distinguishes it.
 
     Args:
         runs: Finished runs.
@@ -132,13 +132,13 @@ def group_methods(runs: Iterable[Run]) -> list[Method]:
 
 
 def method_key(run: Run) -> str:
-    """Equal for runs that differ only in the seed."""
+    """Equal for runs of one label that differ only in the seed."""
     return canonical([run.arm, pair_key(run), run.settings["flashback"] if run.arm == FLASHBACK else None])
 
 
 def pair_key(run: Run) -> str:
-    """Equal for runs that also differ in the arm and the settings of flashback."""
-    return canonical([run.code, *setup(run)])
+    """Equal for runs of one label that also differ in the arm and the settings of flashback."""
+    return canonical([run.label, run.code, *setup(run)])
 
 
 def setup(run: Run) -> list[Any]:

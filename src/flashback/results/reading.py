@@ -13,7 +13,7 @@ from flashback.errors import FlashbackError, require
 from flashback.files import LARGEST_RECORD, read_file
 from flashback.records import CHECKPOINT, LOG, read_record
 from flashback.records.terms import ARMS
-from flashback.results.frontier import FRONTIER, Frontier, read_frontier
+from flashback.results.frontier import FRONTIER, Frontier, distinct_headings, read_frontier
 from flashback.results.method import method_key
 from flashback.results.run import LARGEST, Epoch, Run, check_record, is_number
 
@@ -64,26 +64,39 @@ def read_runs(folders: Folders, labels: Mapping[str, str | Path] | None = None) 
         FlashbackError: A folder does not exist, or no run lies below the folder of a label.
     """
     roots = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
-    result, seen = Runs(), set[Path]()
+    result, seen, links = Runs(), set[Path](), dict[str, Path]()
     for root in roots:
         require(root.is_dir(), f"{root} is not a folder; give folders with finished runs")
         before = len(seen)
         for path in marked_folders(root):
-            if path.resolve() not in seen:
+            name = name_of(path, root, alone=len(roots) == 1)
+            if path != root and path.is_symlink():
+                links[name] = path
+            elif path.resolve() not in seen:
                 seen.add(path.resolve())
-                read_into(result, path, name_of(path, root, alone=len(roots) == 1))
+                read_into(result, path, name)
         if len(seen) == before and len(roots) > 1:
             result.skipped.setdefault(str(root), "holds no run that was not read already")
+    unread = [name for name, link in links.items() if any(path.resolve() not in seen for path in linked_runs(link))]
+    result.skipped |= dict.fromkeys(unread, "is a link, which is not followed; give the folder that it leads to")
     result.runs = with_labels(same_spelling(result.runs), labels or {})
+    result.frontiers = distinct_headings(result.frontiers)
     drop_repetitions(result)
     return result
 
 
 def marked_folders(root: Path) -> Iterator[Path]:
+    """Every folder with something to read, and every link to a folder, whatever it leads to."""
     for folder, inner, files in os.walk(root):
         inner[:] = sorted(name for name in inner if name != CHECKPOINT and not name.startswith("."))
         if (MARKS | {SIMILARITY, FRONTIER}).intersection(files):
             yield Path(folder)
+        yield from (path for name in inner if (path := Path(folder, name)).is_symlink())
+
+
+def linked_runs(link: Path) -> Iterator[Path]:
+    """The runs of a linked folder: itself or up to three levels below, as those of a comparison or a sweep."""
+    return (record.parent for depth in range(4) for record in link.glob("*/" * depth + "run.json"))
 
 
 def name_of(path: Path, root: Path, alone: bool) -> str:

@@ -138,11 +138,10 @@ class TrainingResult:
         return confusion
 
     @property
-    def class_accuracies(self) -> dict[str, float]:
-        """Percent correct of each class after the last task, class-incremental, by the class's name."""
+    def class_accuracies(self) -> dict[str, float | None]:
+        """Percent correct of each class after the last task, class-incremental; None for one without test images."""
         names = distinct_names(self.class_names, len(self.confusion))
-        accuracies = class_accuracies(self.confusion)
-        return {name: accuracy or 0.0 for name, accuracy in zip(names, accuracies, strict=True)}
+        return dict(zip(names, class_accuracies(self.confusion), strict=True))
 
 
 def distinct_names(names: Sequence[str], count: int) -> list[str]:
