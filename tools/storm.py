@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: a process that is
 
 import argparse
 import ctypes
+import hashlib
 import importlib
 import itertools
 import json
@@ -330,6 +331,9 @@ def fingerprint(place: Path) -> dict[str, Any]:
             contents[name] = scalars(path)
         elif path.name == ".lock" or INCOMPLETE.fullmatch(path.name):
             continue
+        elif path.suffix == ".npy":  # decoded images, named after the files that they were read from
+            content = path.read_bytes()
+            contents[f"{path.parent.relative_to(place)}/{hashlib.sha256(content).hexdigest()}"] = content
         elif path.is_file() and not {"checkpoint", "tensorboard"} & {*Path(name).parts}:
             contents[name] = READERS.get(path.name, Path.read_bytes)(path)
     return contents
