@@ -115,16 +115,25 @@ def test_merging_moves_back_the_backbone_and_the_rows_of_earlier_classes(name: s
             assert torch.equal(now[key][2:], last[key][2:]), key
 
 
-def test_the_part_of_a_new_task_is_not_merged_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many classes as the backbone has features: the length of a weight does not make its rows classes."""
-    monkeypatch.setattr(HOSTS["dytox"], "stages", lambda self: [self.main_stage()])  # without the fine-tuning
-    settings = {**small_settings("dytox"), "training__merge": 0.5, "host__memory_size": 64}
-    host, nets, _ = trained("dytox", 2, tiny_benchmark((32, 32), per_class=2), **settings)
-    assert host.net.backbone.width == host.columns == 64
-    new = [name for name in parameter_names(host) if name.startswith(("tokens.1", "head.1."))]
-    assert len(new) == 5
-    for name in new:
-        assert torch.equal(copied(host)[name], nets[-1][name]), name
+@pytest.mark.parametrize(
+    ("name", "sizes", "settings", "new"),
+    [
+        ("dytox", (32, 32), {"host__memory_size": 64}, ("tokens.1", "head.1.")),
+        ("podnet", (2, 2), {"host__proxies": 2}, ("head.parametrizations.weight.original1",)),
+    ],
+)
+def test_the_part_of_a_new_task_is_not_merged_whatever_its_size(
+    name: str, sizes: tuple[int, int], settings: dict[str, int], new: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The length of a weight does not make its rows classes, even if it is the number of classes."""
+    monkeypatch.setattr(HOSTS[name], "stages", lambda self: [self.main_stage()])  # without the fine-tuning
+    settings = {**small_settings(name), "training__merge": 0.5, **settings}
+    host, nets, _ = trained(name, 2, tiny_benchmark(sizes, per_class=2), **settings)
+    names = [key for key in parameter_names(host) if key.startswith(new)]
+    assert names
+    assert any(len(copied(host)[key]) == host.columns for key in names)
+    for key in names:
+        assert torch.equal(copied(host)[key], nets[-1][key]), key
 
 
 def test_the_first_task_has_nothing_to_merge_with() -> None:

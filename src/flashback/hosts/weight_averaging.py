@@ -68,8 +68,8 @@ class WeightCopies(nn.Module):
         """
         shared = [module for module in host.net.modules() if getattr(module, "shared_by_tasks", False)]
         inside = {id(parameter) for module in shared for parameter in module.parameters()}
-        head = cast(Net, host.net).head  # that of DyTox has a part for each task instead of rows
-        rows = set() if isinstance(head, nn.ModuleList) else {id(parameter) for parameter in head.parameters()}
+        # Heads with a part or a block for each task, those of DyTox, LUCIR and PODNet, hold no rows of their own.
+        rows = {id(parameter) for parameter in cast(Net, host.net).head.parameters(recurse=False)}
         old = host.task.old.stop
         for first, weight in zip(self.first, self.weights, strict=False):
             if id(weight) in inside:
