@@ -20,6 +20,7 @@ from later_tasks import (
 )
 
 from flashback import FlashbackError, Trainer
+from flashback.hosts.wa import align_new_rows
 from flashback.knowledge import ModelKnowledge
 from helpers import quick_config, quick_flashback, quick_host, tiny_benchmark
 
@@ -203,3 +204,11 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sente
 def test_a_memory_with_no_room_for_every_class_is_refused() -> None:
     with pytest.raises(FlashbackError, match="less than one exemplar for each of the 7 classes"):
         quick_host("wa", host__memory_size=6)
+
+
+def test_rows_without_a_length_are_left_alone() -> None:
+    head = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        head.weight[2] = 0
+    align_new_rows(head, slice(0, 2), slice(2, 3))
+    assert torch.equal(head.weight[2], torch.zeros(4))

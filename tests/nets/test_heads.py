@@ -1,5 +1,6 @@
 """Heads: initialisation, growth, cosine logits, precision."""
 
+import copy
 import math
 
 import pytest
@@ -130,3 +131,13 @@ def test_a_frozen_head_stays_frozen_when_it_grows(trainable):
     widen_linear(layer, 4)
     assert layer.out_features == 4
     assert all(parameter.requires_grad is trainable for parameter in layer.parameters())
+
+
+def test_a_copy_of_a_cosine_net_stays_whole_when_the_original_grows() -> None:
+    net = CosineNet(build_backbone("smallcnn", (1, 12, 12)), [2])
+    twin, x = copy.deepcopy(net).eval(), torch.rand(3, 1, 12, 12)
+    before = twin(x).logits
+    net.grow(5)
+    assert torch.equal(twin(x).logits, before)
+    twin.grow(4)
+    assert (len(net.head.weight), len(twin.head.weight)) == (5, 4)

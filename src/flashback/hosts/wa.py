@@ -77,4 +77,5 @@ class WeightAligning(ExemplarHost):
 def align_new_rows(head: nn.Linear, old: slice, new: slice) -> None:
     """Scale the weights of new classes to the mean length of those of old ones; biases stay."""
     lengths = head.weight.norm(dim=1)
-    head.weight[new] *= lengths[old].mean() / lengths[new].mean()
+    old_mean, new_mean = lengths[old].mean(), lengths[new].mean()
+    head.weight[new] *= torch.where(new_mean > 0, old_mean / new_mean, 1.0)  # rows of length 0 have no direction

@@ -77,6 +77,8 @@ class CosineNet(Net):
     def add_block(self, vectors: int) -> None:
         old = [block.data for block in self.blocks()]
         added = CosineHead(old[0].shape[1], vectors).weight.to(old[0])
+        kind = type(self.head)  # a copy of the network has the same one, which would lose its weight
+        self.head.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
         parametrize.remove_parametrizations(self.head, "weight")
         self.head.weight = nn.Parameter(torch.cat([*old, added]))
         parametrize.register_parametrization(self.head, "weight", Blocks([*map(len, old), vectors]))
