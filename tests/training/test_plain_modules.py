@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import flashback as fb
 from flashback.nets import Backbone, ModuleNets
 from flashback.seeds import seeded_initialisation
+from flashback.training import trainer
 from helpers import quick_config, small_settings, tiny_benchmark
 
 
@@ -84,6 +85,19 @@ def test_a_host_with_several_networks_initialises_the_others_again() -> None:
     nets((1, 12, 12))
     with pytest.raises(fb.FlashbackError, match=r"the top module of 'module:Scaled' cannot be initialised again"):
         nets((1, 12, 12))
+
+
+def test_untrained_is_measured_with_the_weights_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, benchmark, measured = Features(), tiny_benchmark(), []
+    monkeypatch.setattr(trainer, "evaluate_unlearned", lambda host, tasks: measured.append(host) or {})
+    host = fb.build_host("finetune", benchmark, "cpu", net=module)
+    fb.Trainer(host, benchmark).evaluate_untrained()
+    assert torch.equal(measured[0].net.backbone.module.convolution.weight, module.convolution.weight)
+
+
+def test_a_host_with_one_network_needs_no_other_initialisation() -> None:
+    host = fb.build_host("finetune", tiny_benchmark(), "cpu", net=Scaled(), epochs=1, views=[])
+    assert len(fb.train(host)["class_incremental"]["matrix"]) == 3
 
 
 def test_a_module_that_gives_no_features_is_refused() -> None:

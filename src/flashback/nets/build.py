@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -221,6 +221,10 @@ class ModuleNets:
             module = ModuleBackbone(module, shape[1])
         check_backbone(module, self.name, image_shape)
         return module.keep_frozen()
+
+    def afresh(self) -> Self:
+        """Backbones for another host, whose first one has the weights of the module too."""
+        return type(self)(self.module)
 
     def reinitialise(self, module: nn.Module) -> None:
         for name, part in module.named_modules():

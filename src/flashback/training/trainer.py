@@ -14,6 +14,7 @@ from flashback.benchmarks import Benchmark, Task
 from flashback.errors import FlashbackError
 from flashback.hosts.base import Host, copy_tensors
 from flashback.hosts.stages import Stage
+from flashback.nets import ModuleNets
 from flashback.plugin import Flashback
 from flashback.training.evaluation import Accuracies, count_confusion, evaluate_unlearned, measure
 from flashback.training.fast import make_step, prepare_backbones
@@ -116,7 +117,8 @@ class Trainer:
         host, benchmark = self.host, self.benchmark
         if benchmark.is_open or not host.scores_unseen:
             return {}
-        untrained = type(host)(host.config, benchmark, host.device, host.backbones)
+        backbones = host.backbones.afresh() if isinstance(host.backbones, ModuleNets) else host.backbones
+        untrained = type(host)(host.config, benchmark, host.device, backbones)
         for task in benchmark.tasks:
             untrained.enter(task)
         return evaluate_unlearned(untrained, benchmark.tasks)
