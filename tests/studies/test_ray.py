@@ -133,6 +133,9 @@ def test_a_lost_node_changes_no_result(with_collector: bool, cluster: TwoNodes, 
     sweep = made_sweep(tmp_path, 12)
     placed, resumed, saved = Counter[str](), list[str](), set[str]()
 
+    def has_checkpoint(name: str) -> bool:
+        return any((tmp_path / "ray" / name / "checkpoint").glob("*.json"))
+
     def watch(outcome: Outcome, name: str) -> Observer:
         def observe(event: Event) -> None:
             if event["event"] == "epoch":
@@ -141,9 +144,9 @@ def test_a_lost_node_changes_no_result(with_collector: bool, cluster: TwoNodes, 
                 saved.discard(name)
             elif event["event"] == "placed":
                 placed[name] += 1
-                checkpoints = list((tmp_path / "ray" / name / "checkpoint").glob("*.json"))
-                resumed.extend([name] if placed[name] > 1 and checkpoints else [])
-            if len(saved) > 2 and outcome.finished >= 2 and len(cluster.nodes) == 2:  # each node has two runs at a time
+                resumed.extend([name] if placed[name] > 1 and has_checkpoint(name) else [])
+            on_both_nodes = sum(map(has_checkpoint, saved)) > 2  # each node has two runs at a time
+            if on_both_nodes and outcome.finished >= 2 and len(cluster.nodes) == 2:
                 cluster.lose_node()
 
         return observe
