@@ -131,22 +131,21 @@ def test_a_lost_node_changes_no_result(with_collector: bool, cluster: TwoNodes, 
     if with_collector:
         start_collector(cluster.nodes[0].node_id, tmp_path / "ray")
     sweep = made_sweep(tmp_path, 12)
-    placed, resumed, saved = Counter[str](), list[str](), set[str]()
+    placed, resumed, running = Counter[str](), list[str](), set[str]()  # those that began after others had ended
 
     def has_checkpoint(name: str) -> bool:
         return any((tmp_path / "ray" / name / "checkpoint").glob("*.json"))
 
     def watch(outcome: Outcome, name: str) -> Observer:
         def observe(event: Event) -> None:
-            if event["event"] == "epoch":
-                saved.add(name)
-            elif event["event"] == "end":
-                saved.discard(name)
-            elif event["event"] == "placed":
+            if event["event"] == "placed":
                 placed[name] += 1
                 resumed.extend([name] if placed[name] > 1 and has_checkpoint(name) else [])
-            on_both_nodes = sum(map(has_checkpoint, saved)) > 2  # each node has two runs at a time
-            if on_both_nodes and outcome.finished >= 2 and len(cluster.nodes) == 2:
+                running.update([name] if outcome.finished else [])
+            elif event["event"] == "end":
+                running.discard(name)
+            on_both_nodes = sum(map(has_checkpoint, running)) > 2  # each node has two runs at a time
+            if on_both_nodes and len(cluster.nodes) == 2:
                 cluster.lose_node()
 
         return observe
