@@ -31,7 +31,7 @@ class FlashbackError(Exception):
 
 
 SAVED = "stopped and saved; the same call continues from here"
-NOT_SAVED = "there was no space to save it; the same call continues from the last checkpoint, if there is one"
+NOT_SAVED = "there was no space to save the state; the same call continues from the last checkpoint, if there is one"
 
 
 class Interrupted(KeyboardInterrupt):

@@ -282,7 +282,7 @@ def test_a_run_that_stops_without_room_does_not_claim_to_be_saved(
 
     monkeypatch.setattr(flashback.training.Checkpoints, "due", lambda *_: True)
     monkeypatch.setattr(flashback.training.Checkpoints, "write", no_room)
-    no_claim = pytest.raises(flashback.training.Interrupted, match="there was no space to save it")
+    no_claim = pytest.raises(flashback.training.Interrupted, match="there was no space to save the state")
     with pytest.warns(UserWarning, match="no space for a checkpoint"), no_claim:
         flashback.run(config_for(dataset), out=tmp_path / "run", device="cpu")
 

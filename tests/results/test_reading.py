@@ -326,9 +326,9 @@ def test_runs_with_different_labels_are_different_methods_each_with_its_own_pair
             write_run(tmp_path / folder / str(enabled) / str(seed), config, MATRICES)
     a, b = tmp_path / "a", tmp_path / "b"
     for labels in ({"one": a, "two": b}, {"one": a}, {"two": b}):
-        found = read_runs(tmp_path, labels=labels)
-        assert not found.skipped
-        methods = group_methods(found.runs)
+        result = read_runs(tmp_path, labels=labels)
+        assert not result.skipped
+        methods = group_methods(result.runs)
         first, second = ("one" if "one" in labels else "icarl"), ("two" if "two" in labels else "icarl")
         assert {method.name: method.seeds for method in methods} == {
             first: [0, 1], f"{first} with flashback": [0, 1],
@@ -341,6 +341,6 @@ def test_runs_with_different_labels_are_different_methods_each_with_its_own_pair
 def test_a_run_made_twice_under_one_label_counts_once(tmp_path: Path) -> None:
     for folder in ("mine/a", "mine/b", "other"):
         write_run(tmp_path / folder, made_config(), MATRICES)
-    found = read_runs(tmp_path, labels={"our net": tmp_path / "mine"})
-    assert found.skipped == {"mine/b": "repeats mine/a: the same configuration and seed"}
-    assert [run.label for run in found.runs] == ["our net", ""]
+    result = read_runs(tmp_path, labels={"our net": tmp_path / "mine"})
+    assert result.skipped == {"mine/b": "repeats mine/a: the same configuration and seed"}
+    assert [run.label for run in result.runs] == ["our net", ""]

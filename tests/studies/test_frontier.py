@@ -139,7 +139,7 @@ def test_a_form_has_both_phases_or_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        ("flashback.second_epochs=9", r"1 \+ 9 epochs in two phases are not the 2 of the host alone"),
+        ("flashback.second_epochs=9", r"the two phases take 1 \+ 9 epochs and the host alone takes 2"),
         ("training.epochs=3", "training.epochs would be 3 and for the host alone 2"),
         ("training.first_epochs=5", "training.first_epochs would be 5 and for the host alone None"),
     ],

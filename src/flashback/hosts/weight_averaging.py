@@ -68,7 +68,7 @@ class WeightCopies(nn.Module):
         """
         shared = [module for module in host.net.modules() if getattr(module, "shared_by_tasks", False)]
         inside = {id(parameter) for module in shared for parameter in module.parameters()}
-        # Heads with a part or a block for each task, those of DyTox, LUCIR and PODNet, hold no rows of their own.
+        # The heads of DyTox, LUCIR and PODNet have a module or a block for each task, and no rows for all classes.
         rows = {id(parameter) for parameter in cast(Net, host.net).head.parameters(recurse=False)}
         old = host.task.old.stop
         for first, weight in zip(self.first, self.weights, strict=False):

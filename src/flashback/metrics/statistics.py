@@ -1,5 +1,6 @@
 """Means, standard deviations, confidence intervals and paired tests, with a sentence about the result."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +127,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def number(value: float | None, form: str = ".2f") -> str:
     """Format a number so that rounding errors in the last bits never show, and zero has no sign."""
-    if value is None:
+    if value is None or math.isnan(value):
         return ABSENT
     return format(round(float(value), 9), f"+z{form[1:]}" if form.startswith("+") else f"z{form}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isnan
 from typing import Any
 
 from flashback.metrics.statistics import ABSENT, SIGNIFICANT, interval, number, probability, signed
@@ -181,10 +180,7 @@ def classes_table(report: Report) -> list[Table]:
             columns.setdefault(tuple(confusion[0]), {})[method.name] = confusion[1].diagonal()
     tables = []
     for names, accuracies in columns.items():
-        rows = [
-            [name, *(ABSENT if isnan(values[k]) else number(values[k]) for values in accuracies.values())]
-            for k, name in enumerate(names)
-        ]
+        rows = [[name, *(number(values[k]) for values in accuracies.values())] for k, name in enumerate(names)]
         about = "Accuracy on each class after the last task, class-incremental, mean over seeds, in percent."
         tables.append(Table("Accuracy by class", ("class", *accuracies), 1, {"": rows}, [about]))
     return tables

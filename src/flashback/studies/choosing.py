@@ -253,14 +253,14 @@ def shortened(base: RunConfig, epochs: int) -> dict[str, Any]:
     return {EPOCHS: epochs, FIRST_EPOCHS: scaled, SECOND_EPOCHS: None}
 
 
-def candidates_of(forms: Sequence[str], base: RunConfig, share: float, own_share: float) -> list[Variant]:
+def candidates_of(forms: Sequence[str], base: RunConfig, share: float, flashback_share: float) -> list[Variant]:
     """The host alone, and every combination of values of the forms, each with a name of its own.
 
     Args:
         forms: Names of the catalogue, or settings.
         base: The host alone.
         share: The share of phase 1 in the recipe of the host alone, for forms of the catalogue.
-        own_share: The share in the recipe for flashback, for forms that are settings.
+        flashback_share: The share in the recipe for flashback, for forms that are settings.
     """
     candidates = [ALONE]
     for text in forms or list(catalogue()):
@@ -269,7 +269,7 @@ def candidates_of(forms: Sequence[str], base: RunConfig, share: float, own_share
             varying = [key for key, value in form.settings.items() if any(o.settings[key] != value for o in several)]
             words = ", ".join(setting_in_words(key, form.settings[key]) for key in varying)
             name = f"{form.name} ({words})" if words else form.name
-            candidates.append(scaling(replace(form, name=name), own_share, base.training.epochs))
+            candidates.append(scaling(replace(form, name=name), flashback_share, base.training.epochs))
     names = [form.name for form in candidates]
     require(len(set(names)) == len(names), "each form counts once; one is repeated")
     return candidates

@@ -28,7 +28,7 @@ from flashback.studies.processes import DIED, run_in_processes
 from flashback.training.building import LACK_OF_MEMORY
 from flashback.training.environment import PORTION, select_device, source_digest
 from flashback.training.first_task_cache import SHARED, first_task_settings
-from flashback.training.running import finished_run, own_data_checksum, run
+from flashback.training.running import finished_run, run, user_data_checksum
 from flashback.training.trackers import import_tracker
 from flashback.training.trainer import Observer
 
@@ -53,7 +53,7 @@ class RunContext:
         """The checksum of the user's own data, read once."""
         name = config["benchmark"]["name"]
         if name not in self.checksums:
-            self.checksums[name] = own_data_checksum(config, self.data)
+            self.checksums[name] = user_data_checksum(config, self.data)
         return self.checksums[name]
 
     @classmethod
@@ -179,9 +179,10 @@ def needed_files(jobs: Sequence[Job]) -> dict[str, Path]:
 
 
 def is_finished(job: Job, checksum: str | None = None) -> bool:
-    begun = is_begun(job.folder)  # data are read only if there is something to compare them with
-    checksum = checksum or (job.context.checksum(job.config) if begun else None)
-    return begun and finished_run(job.folder, job.config, checksum, job.context.data) is not None
+    if not is_begun(job.folder):  # the data need not be read
+        return False
+    checksum = checksum or job.context.checksum(job.config)
+    return finished_run(job.folder, job.config, checksum, job.context.data) is not None
 
 
 def group_failures(failures: Mapping[str, str]) -> dict[str, str]:

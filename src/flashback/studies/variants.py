@@ -75,9 +75,8 @@ def check_equal_cost(config: RunConfig, base: RunConfig) -> None:
     first, second = config.flashback.split(config.training.epochs) if config.flashback.enabled else (0, 0)
     require(
         config.flashback.equal_budget(config.training.epochs),
-        f"forms are compared at equal cost, but {first} + {second} epochs in two phases are not the "
-        f"{config.training.epochs} of the host alone; leave out flashback.second_epochs, or set it to null where a "
-        "recipe sets it",
+        f"forms are compared at equal cost, but the two phases take {first} + {second} epochs and the host alone takes "
+        f"{config.training.epochs}; leave out flashback.second_epochs, or set it to null if the recipe sets it",
     )
 
 

@@ -249,7 +249,7 @@ def run_digest(config: RunConfig, checksum: str) -> str:
     return digest_of([decisive_settings(to_dict(config)), checksum])
 
 
-def own_data_checksum(config: Mapping[str, Any], data: str | Path | None, needed: bool = False) -> str | None:
+def user_data_checksum(config: Mapping[str, Any], data: str | Path | None, needed: bool = False) -> str | None:
     """The checksum of the user's own data; None for known benchmarks, and for data that are gone unless needed."""
     if config["benchmark"]["name"] in BENCHMARKS and not needed:
         return None
@@ -273,7 +273,7 @@ def finished_run(
     record = records.read_record(folder)
     if checksum is None:
         is_moved = resolved(record.config)["benchmark"]["name"] != config["benchmark"]["name"]
-        checksum = own_data_checksum(config, data, needed=is_moved)
+        checksum = user_data_checksum(config, data, needed=is_moved)
     must_match = record.run.get("must_match")
     before = must_match.get("code") if isinstance(must_match, dict) else None
     now = external_code(config["host"]["name"], config["host"]["net"]).get("code")
